@@ -1,0 +1,1 @@
+"""Automatic parallelization planner and compiler for JAX."""

@@ -1,0 +1,7 @@
+"""`python -m autoplan` is the command `autoplan`."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

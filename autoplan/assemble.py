@@ -1,0 +1,178 @@
+"""From a choice to a `Plan`: layouts of inputs and outputs, constraints, collectives, predictions."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from . import layouts
+from .classics import Roles
+from .folding import TO_STATE, TO_VIEW, Arc
+from .fusion import FUSIBLE
+from .layouts import WHOLE, Layout, Spec
+from .memory import MemoryModel
+from .plan import Collective, Constraint, LeafLayout
+from .problem import ClassProblem
+from .reshard import collectives_between
+from .trace import Trace
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A choice for one mesh and what it is predicted to cost."""
+
+    shell: ClassProblem
+    memory: MemoryModel
+    choice: np.ndarray
+
+    @property
+    def compute_time_s(self) -> float:
+        return float(sum(c[k] for c, k in zip(self.shell.compute_s, self.choice)))
+
+    @property
+    def step_time_s(self) -> float:
+        return float(self.shell.problem.cost(self.choice))
+
+    @property
+    def communication_time_s(self) -> float:
+        return max(self.step_time_s - self.compute_time_s, 0.0)
+
+    @property
+    def peak_memory_bytes(self) -> float:
+        return float(self.memory.profile(self.choice, self.shell.problem.edge_nodes).max(initial=0.0))
+
+
+def input_leaves(scored: Scored, trace: Trace, roles: Roles, axis_names: Sequence[str]) -> tuple[LeafLayout, ...]:
+    graph = scored.shell.folded.graph
+    return tuple(_leaf(scored, leaf.path, graph.values[graph.nodes[node].results[0]],
+                       _node_layout(scored, node), axis_names, role, str(leaf.dtype))
+                 for leaf, node, role in zip(trace.inputs, graph.inputs, roles.inputs))
+
+
+def output_leaves(scored: Scored, trace: Trace, inputs: Sequence[LeafLayout], axis_names: Sequence[str]
+                  ) -> tuple[LeafLayout, ...]:
+    """Outputs that are state take their input's layout; literals are whole; the rest is as chosen."""
+    graph = scored.shell.folded.graph
+    paired = {o: i for i, o in trace.state_pairs}
+    out = []
+    for k, (leaf, number) in enumerate(zip(trace.outputs, graph.outputs)):
+        if k in paired:
+            state = inputs[paired[k]]
+            out.append(LeafLayout(leaf.path, state.shape, state.dtype, state.spec, state.bytes_per_device, "state"))
+        elif number < 0:
+            out.append(LeafLayout(leaf.path, leaf.shape, str(leaf.dtype), ((),) * len(leaf.shape), 0.0, "output"))
+        else:
+            use = graph.uses[number]
+            out.append(_leaf(scored, leaf.path, graph.values[use.value], _node_layout(scored, use.node), axis_names,
+                             "output", str(leaf.dtype)))
+    return tuple(out)
+
+
+def _node_layout(scored: Scored, node: int) -> Layout:
+    options = scored.shell.strategies[scored.shell.folded.class_of[node]]
+    codes = (options.results or options.operands)[0][scored.shell.strategy(node, scored.choice)]
+    return tuple(map(int, codes))
+
+
+def _leaf(scored: Scored, path, value, layout: Layout, axis_names, role: str, dtype: str) -> LeafLayout:
+    codes = np.array([layout], np.int8).reshape(1, len(axis_names))
+    size = float(layouts.local_bytes(value.shape, value.itemsize, codes, scored.shell.machine.shape)[0])
+    return LeafLayout(path, value.shape, dtype, layouts.to_spec(layout, len(value.shape), axis_names), size, role)
+
+
+def constraints(scored: Scored, trace: Trace, axis_names: Sequence[str]) -> tuple[Constraint, ...]:
+    """One constraint where a value is made, unless its layout follows by itself, and one per reshard of a use."""
+    shell, graph = scored.shell, scored.shell.folded.graph
+    out: list[Constraint] = []
+
+    def put(address, layout: Layout, value) -> None:
+        if value.shape and "key" not in value.dtype and address.where != "const":
+            spec = layouts.to_spec(layout, len(value.shape), axis_names)
+            out.append(Constraint(address.site, address.where, address.index, spec))
+
+    kept = _kept_layouts(scored)
+    for arc in shell.folded.arcs:
+        value = graph.values[arc.value]
+        given, wanted = shell.layouts_of(arc, scored.choice)
+        if arc.operand == TO_VIEW:
+            continue
+        if given != wanted and not _pending(wanted):
+            address = graph.uses[arc.use].address
+            if arc.operand != TO_STATE:  # the new state's layout is asked for by the outputs' shardings
+                put(address, wanted, value)
+    for value in graph.values:
+        layout = kept[value.index]
+        producer = graph.nodes[value.producer]
+        if layout is None or _pending(layout) or (value.address.where == "input" and not value.address.site):
+            continue
+        if not _follows(scored, producer, value, layout):
+            put(value.address, layout, value)
+    return tuple(out)
+
+
+def _pending(layout: Layout) -> bool:
+    return any(code < WHOLE for code in layout)
+
+
+def _kept_layouts(scored: Scored) -> list[Layout | None]:
+    """The layout of each value where it is made: its view's, or what its producer gives, or, where that is a
+    pending sum with one reader, what the reader wants."""
+    shell = scored.shell
+    kept: list[Layout | None] = [None] * len(shell.folded.graph.values)
+    for arc in shell.folded.arcs:
+        given, wanted = shell.layouts_of(arc, scored.choice)
+        if arc.operand == TO_VIEW:
+            kept[arc.value] = wanted
+        elif shell.folded.view_of[arc.value] < 0:
+            kept[arc.value] = wanted if _pending(given) else given
+    return kept
+
+
+def _follows(scored: Scored, producer, value, layout: Layout) -> bool:
+    """Whether the partitioner gives an elementwise result this layout anyway: an operand of its shape has it."""
+    shell = scored.shell
+    if producer.kind != "op" or producer.name not in FUSIBLE:
+        return False
+    if not shell.folded.graph.rules[producer.rule].elementwise:
+        return False
+    options = shell.strategies[shell.folded.class_of[producer.index]]
+    s = shell.strategy(producer.index, scored.choice)
+    shapes = [shell.folded.graph.values[shell.folded.graph.uses[u].value].shape for u in producer.operands]
+    own = [tuple(map(int, o[s])) for o, shape in zip(options.operands, shapes) if shape == value.shape]
+    return bool(own) and all(o == layout for o in own)
+
+
+def collectives(scored: Scored, trace: Trace, axis_names: Sequence[str]) -> tuple[Collective, ...]:
+    """Every collective of the step, in program order."""
+    shell = scored.shell
+    out = []
+    for arc in sorted(shell.folded.arcs, key=lambda a: _position(shell, a)):
+        given, wanted = shell.layouts_of(arc, scored.choice)
+        if given == wanted:
+            continue
+        for transfer in collectives_between(shell.full_bytes(arc.value), given, wanted, shell.machine):
+            op, source = _purpose(shell, trace, arc)
+            out.append(Collective(transfer.kind, tuple(axis_names[a] for a in transfer.axes), transfer.wire_bytes,
+                                  arc.weight, transfer.time_s, source, op))
+    return tuple(out)
+
+
+def _position(shell: ClassProblem, arc: Arc) -> tuple[int, int]:
+    graph = shell.folded.graph
+    if arc.operand in (TO_VIEW, TO_STATE):
+        return graph.nodes[graph.values[arc.value].producer].position, arc.value
+    return graph.nodes[arc.target].position, arc.value
+
+
+def _purpose(shell: ClassProblem, trace: Trace, arc: Arc) -> tuple[str, str]:
+    """(what a collective is for, the user's line)."""
+    graph = shell.folded.graph
+    producer = graph.nodes[graph.values[arc.value].producer]
+    if arc.operand == TO_VIEW:
+        readers = dict.fromkeys(graph.nodes[graph.uses[u].node].name for u in graph.uses_of[arc.value])
+        to, line = ", ".join(list(readers)[:3]), ""
+    else:
+        node = graph.nodes[arc.target]
+        to, line = node.name, node.source
+    return f"{producer.name} -> {to}", producer.source or line

@@ -1,0 +1,318 @@
+"""The command line: `autoplan plan FILE:FUNCTION --cluster CLUSTER` plans a step without any device and
+prints why.
+
+`main` returns the exit code: 0 for a plan, 1 if there is none (nothing fits, or the user's code failed), 2 if
+the command itself is wrong. Errors are one message on stderr; `--debug` adds the traceback. What the user's
+code prints goes to stderr too, so that stdout holds the report or the JSON alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
+import dataclasses
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+from pathlib import Path
+import sys
+import traceback
+from types import ModuleType, TracebackType
+from typing import Any
+
+import jax
+
+from . import api
+from .cost_models import parse_cluster
+from .errors import PlanError
+from .plan import Plan
+from .units import parse_bytes
+
+OK, FAILED, USAGE = 0, 1, 2
+LAYOUTS = ("auto", "data", "fsdp", "tensor")
+DEFAULT_ARGS = "example_args"
+
+_DESCRIPTION = "Lay a JAX training step out over a mesh of TPUs or GPUs."
+_WRITE_ARGS = (
+    ". Write one that returns the tuple of the step's arguments (arrays or jax.ShapeDtypeStructs), or name "
+    "another with --args FILE:FUNCTION"
+)
+_PLAN_EPILOG = f"""\
+FILE:FUNCTION is a function in a Python file, or in a module as module:function. It may be a plain function
+or one that is decorated with @autoplan.parallelize; then its options hold wherever none is given here. Its
+example arguments come from a function that returns them as a tuple, arrays or jax.ShapeDtypeStructs.
+
+examples:
+  autoplan plan train.py:train_step --cluster v5e:4x4
+  autoplan plan train.py:train_step --cluster 4x8xH100 --memory 60GiB --save plan.json
+  autoplan plan train.py:train_step --cluster v5e:4x4 --mesh 4x4 --layout fsdp
+  autoplan plan mylib.train:step --args shapes.py:llama_8b --cluster v5p:4x4x4 --json
+
+exit codes:
+  {OK}  a plan was made
+  {FAILED}  no plan: nothing fits or can be laid out as asked, or the program failed
+  {USAGE}  wrong usage: an unknown option, file, function, cluster or size
+
+No device is used. JAX runs on the CPU unless JAX_PLATFORMS says otherwise."""
+
+
+class _UsageError(Exception):
+    """The command is wrong."""
+
+
+class _ProgramError(Exception):
+    """The user's code raised `__cause__` while it was doing what the message says."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command line (default: the process's) and returns its exit code."""
+    parser = _parser()
+    try:
+        options = parser.parse_args(argv)
+    except SystemExit as end:  # argparse has printed the help or the error
+        return end.code if isinstance(end.code, int) else USAGE
+    try:
+        return options.run(options)
+    except _UsageError as error:
+        return _failed(options, str(error), USAGE)
+    except PlanError as error:
+        return _failed(options, str(error), FAILED)
+    except _ProgramError as error:
+        return _failed(options, f"{error}: {_described(error.__cause__)}", FAILED)
+
+
+def _parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="autoplan", description=_DESCRIPTION, formatter_class=raw)
+    parser.add_argument(
+        "--version", action="version", version=f"autoplan {importlib.metadata.version('autoplan')}"
+    )
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    text = "plan a step and print what was chosen, what it costs and why"
+    plan = commands.add_parser("plan", help=text, description=text, epilog=_PLAN_EPILOG, formatter_class=raw)
+    plan.add_argument("target", metavar="FILE:FUNCTION", help="the step")
+    plan.add_argument(
+        "--cluster",
+        required=True,
+        type=_checked(_cluster),
+        metavar="CLUSTER",
+        help="what to plan for, such as v5e:4x4, 8xH100, 4x8xH100 or cpu:8",
+    )
+    plan.add_argument(
+        "--args",
+        metavar="FILE:FUNCTION",
+        help=f"what returns the example arguments (default: {DEFAULT_ARGS} in the step's file)",
+    )
+    plan.add_argument(
+        "--memory",
+        type=_checked(parse_bytes),
+        metavar="SIZE",
+        help="memory to use per device, such as 16GiB (default: the device's)",
+    )
+    plan.add_argument(
+        "--mesh",
+        type=_checked(_mesh_shape),
+        metavar="SHAPE",
+        help="the mesh's shape, such as 2x4 (default: the best)",
+    )
+    plan.add_argument("--layout", choices=LAYOUTS, help="auto searches; the others force a classic layout")
+    plan.add_argument("--save", metavar="PATH", help="write the plan file there")
+    plan.add_argument("--json", action="store_true", help="print the plan file's text instead of the report")
+    plan.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    plan.set_defaults(run=_run_plan, command="plan")
+    return parser
+
+
+def _run_plan(options: argparse.Namespace) -> int:
+    if options.save and not Path(options.save).absolute().parent.is_dir():
+        raise _UsageError(f"--save {options.save}: there is no such folder")
+    if "JAX_PLATFORMS" not in os.environ:
+        jax.config.update("jax_platforms", "cpu")
+    with contextlib.redirect_stdout(sys.stderr):
+        plan = _make_plan(options)
+    if options.save:
+        try:
+            plan.save(options.save)
+        except OSError as error:
+            raise _UsageError(f"--save {options.save}: {error.strerror}") from error
+    print(plan.to_json() if options.json else plan, end="" if options.json else "\n")
+    return OK
+
+
+def _make_plan(options: argparse.Namespace) -> Plan:
+    step = _load(options.target)
+    if options.args:
+        make_args = _load(options.args)
+    else:
+        module = options.target.rpartition(":")[0]
+        make_args = _load(f"{module}:{DEFAULT_ARGS}", f"{module} has no function {DEFAULT_ARGS}{_WRITE_ARGS}")
+    with _program(f"{options.args or DEFAULT_ARGS} failed"):
+        args = make_args()
+    if not isinstance(args, tuple):
+        name = options.args or DEFAULT_ARGS
+        raise PlanError(
+            f"{name} must return the tuple of the step's arguments",
+            got=f"a {type(args).__name__}",
+            action="For a single argument, return (argument,)",
+        )
+    given = {
+        "cluster": options.cluster,
+        "memory": options.memory,
+        "mesh_shape": options.mesh,
+        "layout": options.layout,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    with _program(f"{options.target} cannot be planned"):
+        return _parallelized(step, given).plan(*args)
+
+
+def _parallelized(step: Callable[..., Any], given: dict[str, Any]) -> api.Parallelized:
+    """The step with the given options; what else its decorator says stays."""
+    if not isinstance(step, api.Parallelized):
+        return api.parallelize(step, **given)
+    fields = {"memory_bytes" if name == "memory" else name: value for name, value in given.items()}
+    return api.Parallelized(step._signature, dataclasses.replace(step._options, **fields))
+
+
+# The user's code.
+
+
+def _load(target: str, missing: str | None = None) -> Callable[..., Any]:
+    """The function that FILE:FUNCTION or module:function names; `missing` is the error if it is not there."""
+    where, colon, name = target.rpartition(":")
+    if not (colon and where and name):
+        raise _UsageError(f"{target!r} names no function: write FILE:FUNCTION, such as train.py:train_step")
+    module = _import_file(Path(where)) if _is_file(where) else _import_module(where)
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is None:
+        functions = [
+            key for key, value in vars(module).items() if callable(value) and not key.startswith("_")
+        ]
+        own = [key for key in functions if getattr(vars(module)[key], "__module__", None) == module.__name__]
+        raise _UsageError(missing or f"{where} has no function {name!r}; it has {', '.join(own) or 'none'}")
+    if not callable(found):
+        raise _UsageError(f"{target} is no function but a {type(found).__name__}")
+    return found
+
+
+def _is_file(where: str) -> bool:
+    return where.endswith(".py") or os.sep in where or Path(where).is_file()
+
+
+def _import_file(path: Path) -> ModuleType:
+    """Imports a file as Python would import it from its own folder; once, if it is asked for again."""
+    path = path.resolve()
+    if not path.is_file():
+        raise _UsageError(f"there is no file {path}")
+    _first_on_path(path.parent)
+    name = path.stem
+    loaded = sys.modules.get(name)
+    if loaded is not None:
+        if getattr(loaded, "__file__", None) and Path(loaded.__file__).resolve() == path:
+            return loaded
+        name = f"_autoplan_{name}"  # a file that is called like a module that is in use, such as search.py
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise _UsageError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        with _program(f"importing {path.name} failed"):
+            spec.loader.exec_module(module)
+    except _ProgramError:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _import_module(name: str) -> ModuleType:
+    _first_on_path(Path.cwd())
+    with _program(f"importing {name} failed"):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name and (name == error.name or name.startswith(f"{error.name}.")):
+                raise _UsageError(f"there is no file or module {name}") from error
+            raise
+
+
+def _first_on_path(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+@contextlib.contextmanager
+def _program(doing: str) -> Iterator[None]:
+    """What the user's code raises inside becomes a `_ProgramError`; our own errors pass."""
+    try:
+        yield
+    except (PlanError, _UsageError, _ProgramError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise _ProgramError(doing) from error
+
+
+# Errors.
+
+
+def _failed(options: argparse.Namespace, message: str, code: int) -> int:
+    if options.debug:
+        traceback.print_exc()
+    hint = "" if options.debug or code == USAGE else "\n(--debug shows the traceback)"
+    print(f"autoplan {options.command}: error: {message}{hint}", file=sys.stderr)
+    return code
+
+
+def _described(error: BaseException | None) -> str:
+    """What was raised and, in the user's code if the error passed through it, where."""
+    if error is None:
+        return "unknown"
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error.msg} [{Path(error.filename or '?').name}:{error.lineno}]"
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    source = _last_user_line(error.__traceback__)
+    return f"{text} [{source}]" if source else text
+
+
+def _last_user_line(trace: TracebackType | None) -> str:
+    """The last line of a traceback that is in no installed package, as "file:line (function)"; "" if there is
+    none."""
+    own, installed = (
+        str(Path(__file__).parent),
+        (f"{os.sep}site-packages{os.sep}", f"{os.sep}lib{os.sep}python"),
+    )
+    for frame in reversed(traceback.extract_tb(trace)):
+        if not (frame.filename.startswith((own, "<")) or any(part in frame.filename for part in installed)):
+            return f"{Path(frame.filename).name}:{frame.lineno} ({frame.name})"
+    return ""
+
+
+# Values of options. Each raises ValueError with the message for the user.
+
+
+def _checked(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """For argparse, which shows the message of no other error than its own."""
+
+    def parsed(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parsed
+
+
+def _cluster(text: str) -> str:
+    parse_cluster(text)
+    return text
+
+
+def _mesh_shape(text: str) -> tuple[int, ...]:
+    sizes = text.lower().split("x")
+    if not all(size.isascii() and size.isdigit() and int(size) > 0 for size in sizes):
+        raise ValueError(f"{text!r} is no mesh shape: write the sizes of its axes, such as 2x4")
+    return tuple(int(size) for size in sizes)

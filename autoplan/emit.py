@@ -1,0 +1,80 @@
+"""Emission: the traced program with the plan's layouts as sharding constraints inside it.
+
+Equations stay as they are, nested calls and remat's barriers included; constraints are added around them, in
+the bodies where the values are made and read. The result computes what the original does.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+from jax.sharding import NamedSharding
+
+from . import compat
+from .plan import Constraint, Plan, to_partition_spec
+from .trace import Trace
+
+
+def emit(trace: Trace, plan: Plan, mesh: jax.sharding.Mesh) -> compat.ClosedJaxpr:
+    """The program of `trace` with the constraints of `plan` on `mesh`; same inputs and outputs."""
+    jaxpr = compat.open_jaxpr(trace.jaxpr)
+    if plan.mesh.num_devices == 1:
+        return trace.jaxpr
+    found = {(c.where, c.site, c.index): c for c in plan.constraints}
+    if len(found) != len(plan.constraints):
+        raise AssertionError("two constraints on one place")
+    emitter = _Emitter(mesh, {})
+    return compat.close(emitter.rewrite(jaxpr, [(c.site, c) for c in plan.constraints]),
+                        compat.consts_of(trace.jaxpr))
+
+
+class _Emitter:
+    def __init__(self, mesh: jax.sharding.Mesh, memo: dict) -> None:
+        self.mesh = mesh
+        self.memo = memo
+
+    def rewrite(self, jaxpr: compat.Jaxpr, constraints: Sequence[tuple[tuple[int, ...], Constraint]]) -> compat.Jaxpr:
+        """`jaxpr` with `constraints`, whose sites are given relative to it. Equal requests give one object, so
+        that a function called many times in one way is still lowered once."""
+        if not constraints:
+            return jaxpr
+        key = (id(jaxpr), frozenset((site, c.where, c.index, c.spec) for site, c in constraints))
+        if key not in self.memo:
+            self.memo[key] = (jaxpr, self._rewrite(jaxpr, constraints))  # holding jaxpr keeps its id its own
+        return self.memo[key][1]
+
+    def _rewrite(self, jaxpr: compat.Jaxpr, constraints) -> compat.Jaxpr:
+        here = {(site, c.where, c.index): c for site, c in constraints}
+        inside: dict[tuple[int, int], list] = {}
+        for site, c in constraints:
+            if len(site) > 1:
+                inside.setdefault((site[0], site[1]), []).append((site[2:], c))
+        current: dict[compat.Var, compat.Var] = {}
+        eqns: list[compat.JaxprEqn] = []
+        made: dict = {}
+
+        def constrained(var, constraint: Constraint | None):
+            if constraint is None or isinstance(var, compat.Literal) or compat.is_dropped(var):
+                return var
+            if (var, constraint.spec) not in made:
+                eqn = compat.constraint_eqn(var, NamedSharding(self.mesh, to_partition_spec(constraint.spec)))
+                eqns.append(eqn)
+                made[var, constraint.spec] = eqn.outvars[0]
+            return made[var, constraint.spec]
+
+        def now(var):
+            return var if isinstance(var, compat.Literal) else current.get(var, var)
+
+        for k, var in enumerate(jaxpr.invars):
+            current[var] = constrained(var, here.get(((), "input", k)))
+        for n, eqn in enumerate(jaxpr.eqns):
+            operands = [constrained(now(v), here.get(((n,), "operand", k))) for k, v in enumerate(eqn.invars)]
+            subs = compat.subjaxprs(eqn)
+            if any((n, s) in inside for s in range(len(subs))):
+                eqn = compat.with_subjaxprs(eqn, [self.rewrite(sub.jaxpr, inside.get((n, s), ()))
+                                                  for s, sub in enumerate(subs)])
+            eqns.append(eqn.replace(invars=operands))
+            for k, var in enumerate(eqn.outvars):
+                current[var] = constrained(var, here.get(((n,), "result", k)))
+        outvars = [constrained(now(v), here.get(((), "output", k))) for k, v in enumerate(jaxpr.outvars)]
+        return jaxpr.replace(eqns=eqns, outvars=outvars)

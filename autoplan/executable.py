@@ -1,0 +1,148 @@
+"""A planned step, compiled: takes and returns the step's own trees, and is compiled once.
+
+The program is compiled ahead of time for flat leaves, so it can never be traced or compiled again behind the user's
+back. Leaves that are committed elsewhere are moved to their planned place; those that were once, are looked after from
+then on. Calls that fit cost one flatten, one dispatch and one unflatten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.extend import core as jex_core
+from jax.sharding import Mesh, NamedSharding
+
+from .emit import emit
+from .errors import check_divisible
+from .plan import Plan
+from .trace import Trace
+
+_WEAK_SCALARS = (int, float, complex)  # bool is strongly typed
+
+
+class OtherTypes(Exception):
+    """The leaves have other types than the program was compiled for: not an error, but another program's call."""
+
+
+class Executable:
+    """A compiled program on flat leaves; built by `build`.
+
+    `types` are the leaf types that it takes; see `leaf_types`.
+    """
+
+    def __init__(self, trace: Trace, plan: Plan, mesh: Mesh, jitted: Any, compiled: Any,
+                 in_shardings: Sequence[NamedSharding]) -> None:
+        self.trace, self.plan, self.mesh, self.jitted, self.compiled = trace, plan, mesh, jitted, compiled
+        self.in_shardings = tuple(in_shardings)
+        num_args = len(trace.inputs) - len(trace.consts)
+        self.consts = tuple(jax.device_put(value, sharding)
+                            for value, sharding in zip(trace.consts, self.in_shardings[num_args:], strict=True))
+        state = {i for i, _ in trace.state_pairs}
+        avals = trace.jaxpr.in_avals[:num_args]
+        self.types = tuple((tuple(aval.shape), aval.dtype, i not in state and _is_weak(aval))
+                           for i, aval in enumerate(avals))
+        # State may come weakly or strongly typed; other scalars are checked, for they decide the types of results.
+        self._scalars = tuple((i, self.types[i][2]) for i, aval in enumerate(avals)
+                              if i not in state and not aval.shape)
+        self._state = frozenset(state)
+        # What is passed through is put in place once, and stays there; other leaves join when they come misplaced.
+        self._placed = {i for i in trace.kept if i is not None}
+        self._keeps = bool(self._placed)
+
+    def types_of(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:
+        """`leaf_types` of leaves, state counted as strongly typed."""
+        return tuple((shape, dtype, weak and i not in self._state)
+                     for i, (shape, dtype, weak) in enumerate(leaf_types(leaves)))
+
+    def run(self, leaves: list[Any]) -> list[Any]:
+        """The leaves of `trace.out_tree`. Changes the list `leaves`, whose arrays may be donated.
+
+        Raises:
+          OtherTypes: the program is not for such leaves.
+        """
+        for i, weak in self._scalars:
+            if _is_weak(leaves[i]) != weak:
+                raise OtherTypes
+        for i in self._placed:
+            leaves[i] = self._place(i, leaves[i])
+        try:
+            outputs = self.compiled(*leaves, *self.consts)
+        except (TypeError, ValueError) as error:
+            outputs = self._run_unusual(leaves, error)
+        return self._with_kept(outputs, leaves) if self._keeps else outputs
+
+    def _run_unusual(self, leaves: list[Any], error: Exception) -> Sequence[Any]:
+        """Runs leaves that the compiled program refused: under another transformation, or committed elsewhere."""
+        try:
+            fits = self.types_of(leaves) == self.types
+        except TypeError:  # some leaf is no array
+            fits = False
+        if not fits:
+            raise OtherTypes from None
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            return self.jitted(*leaves, *self.consts)
+        misplaced = {i for i, leaf in enumerate(leaves) if _is_misplaced(leaf, self.in_shardings[i])} - self._placed
+        if not misplaced:
+            raise error
+        self._placed |= misplaced
+        for i in misplaced:
+            leaves[i] = self._place(i, leaves[i])
+        return self.compiled(*leaves, *self.consts)
+
+    def _place(self, i: int, leaf: Any) -> Any:
+        sharding = self.in_shardings[i]
+        if isinstance(leaf, jax.Array) and (isinstance(leaf, jax.core.Tracer) or leaf.sharding is sharding):
+            return leaf
+        return jax.device_put(leaf, sharding)
+
+    def _with_kept(self, outputs: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+        remaining = iter(outputs)
+        return [next(remaining) if i is None else leaves[i] for i in self.trace.kept]
+
+
+def build(trace: Trace, plan: Plan, mesh: Mesh) -> Executable:
+    """Compiles a traced step for its plan.
+
+    Raises:
+      ShardingError: the plan splits a leaf of the arguments or results unevenly.
+    """
+    sizes = dict(mesh.shape)
+    for leaf in (*plan.inputs, *plan.outputs):
+        check_divisible(leaf.path, leaf.shape, leaf.dtype, tuple(leaf.partition_spec), sizes, source=trace.source)
+    in_shardings = tuple(NamedSharding(mesh, spec) for spec in plan.in_shardings)
+    program = jex_core.jaxpr_as_fun(emit(trace, plan, mesh))
+
+    def step(*leaves: Any) -> list[Any]:
+        return program(*leaves)
+
+    step.__name__ = step.__qualname__ = trace.name
+    jitted = jax.jit(step, in_shardings=in_shardings,
+                     out_shardings=[NamedSharding(mesh, spec) for spec in plan.out_shardings],
+                     donate_argnums=tuple(i for i, leaf in enumerate(trace.inputs) if leaf.donated))
+    avals = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=_is_weak(aval)) for aval in trace.jaxpr.in_avals]
+    return Executable(trace, plan, mesh, jitted, jitted.lower(*avals).compile(), in_shardings)
+
+
+def leaf_types(leaves: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:
+    """(shape, dtype, weakly typed) of each leaf, as JAX takes it (64 bits become 32 where they are off).
+
+    Raises:
+      TypeError: a leaf is no array or scalar.
+    """
+    return tuple(_leaf_type(leaf) for leaf in leaves)
+
+
+def _leaf_type(leaf: Any) -> tuple[Any, ...]:
+    aval = leaf if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)) else jax.typeof(leaf)
+    return tuple(aval.shape), aval.dtype, _is_weak(aval)
+
+
+def _is_weak(x: Any) -> bool:
+    return type(x) in _WEAK_SCALARS or bool(getattr(x, "weak_type", False))
+
+
+def _is_misplaced(leaf: Any, sharding: NamedSharding) -> bool:
+    return (isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.committed
+            and not sharding.is_equivalent_to(leaf.sharding, leaf.ndim))

@@ -1,0 +1,384 @@
+"""The step as a graph: nodes with partitioning rules, values between them, and where each stands.
+
+Calls (`jit`, `remat`, `custom_jvp`, ...) are looked through; `scan`, `while` and `cond` become their bodies
+plus small boundary nodes, so that one body is planned once and its layout is the same on both sides of a
+loop. Every use of a value has an `Address`: which operand of which equation of which sub-jaxpr, so that
+emission can put a constraint exactly there.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+import math
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from . import compat
+from .rules import Rule, flops_of, identity, rules_of, scan_slice, scan_stack
+from .trace import Trace
+
+# Calls whose single sub-jaxpr takes the equation's operands and gives its results, one to one.
+TRANSPARENT = {"jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call",
+               "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin"}
+# A loop whose trip count is not known when planning is priced as this many iterations.
+UNKNOWN_TRIPS = 1.0
+
+
+class Address(NamedTuple):
+    """Where a value is made or read.
+
+    `where` is "operand" or "result" of the equation at `site`, or "input" or "output" of the sub-jaxpr at
+    `site`. A site alternates equation and sub-jaxpr numbers: (7, 0, 3) is equation 3 of sub-jaxpr 0 of
+    equation 7; () is the whole program.
+    """
+
+    where: str
+    site: tuple[int, ...]
+    index: int
+
+
+@dataclass(frozen=True)
+class Value:
+    """One array of the program: made by result `result` of node `producer`."""
+
+    index: int
+    shape: tuple[int, ...]
+    itemsize: float
+    dtype: str
+    producer: int
+    result: int
+    address: Address
+
+
+@dataclass(frozen=True)
+class Use:
+    """Node `node` reads `value` as its operand `operand`, `weight` times per step."""
+
+    value: int
+    node: int
+    operand: int
+    weight: float
+    address: Address
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operation, input, output or region boundary, run `weight` times per step.
+
+    `key` is equal for nodes that may share a strategy: same kind, rule, sizes and weight.
+    """
+
+    index: int
+    kind: str  # op, input, const, carry, slice, stack, join, output
+    rule: int  # index into Graph.rules
+    key: tuple
+    weight: float
+    position: int  # in program order
+    operands: tuple[int, ...]  # use indices
+    results: tuple[int, ...]  # value indices
+    name: str
+    source: str
+    flops: float
+    dtype: str
+    region: tuple[int, ...]  # the loop bodies and branches it stands in, outermost first
+
+
+@dataclass(frozen=True)
+class Graph:
+    nodes: tuple[Node, ...]
+    values: tuple[Value, ...]
+    uses: tuple[Use, ...]
+    rules: tuple[Rule, ...]
+    uses_of: tuple[tuple[int, ...], ...]  # by value
+    inputs: tuple[int, ...]  # node of each program input
+    outputs: tuple[int, ...]  # the use by which each program output is read (-1: a literal)
+    num_positions: int
+    region_ends: tuple[int, ...]  # by region, the last position inside it
+    notes: tuple[str, ...]
+
+
+def itemsize_of(dtype) -> float:
+    """Bytes per element; typed PRNG keys count their words, sub-byte integers their bits."""
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        return 8.0
+    name = np.dtype(dtype).name
+    if name in ("int4", "uint4", "float4_e2m1fn"):
+        return 0.5
+    return float(np.dtype(dtype).itemsize)
+
+
+@dataclass
+class _Draft:
+    kind: str
+    rule: Rule | None  # None: the rule of `eqn`
+    eqn: compat.JaxprEqn | None
+    key: tuple
+    weight: float
+    position: int
+    name: str
+    source: str
+    dtype: str
+    region: tuple[int, ...]
+    operands: list[int] = field(default_factory=list)
+    results: list[int] = field(default_factory=list)
+
+
+class _Builder:
+    """Collects nodes, values and uses while walking the jaxpr; `build_graph` freezes the result."""
+
+    def __init__(self) -> None:
+        self.drafts: list[_Draft] = []
+        self.values: list[Value] = []
+        self.uses: list[Use] = []
+        self.position = 0
+        self.region: tuple[int, ...] = ()
+        self.region_ends: list[int] = []
+        self.notes: dict[str, None] = {}
+
+    def node(self, kind: str, *, rule: Rule | None = None, eqn=None, key=(), weight=1.0, name="", source="",
+             dtype="") -> int:
+        self.drafts.append(_Draft(kind, rule, eqn, (kind, weight, *key), weight, self.position, name, source, dtype,
+                                  self.region))
+        return len(self.drafts) - 1
+
+    def result(self, node: int, aval, address: Address) -> int:
+        draft = self.drafts[node]
+        shape, dtype = tuple(getattr(aval, "shape", ())), getattr(aval, "dtype", np.dtype(np.int32))
+        self.values.append(Value(len(self.values), shape, itemsize_of(dtype), str(dtype), node,
+                                 len(draft.results), address))
+        draft.results.append(len(self.values) - 1)
+        return len(self.values) - 1
+
+    def use(self, node: int, value: int, address: Address, weight: float) -> int:
+        draft = self.drafts[node]
+        self.uses.append(Use(value, node, len(draft.operands), weight, address))
+        draft.operands.append(len(self.uses) - 1)
+        return len(self.uses) - 1
+
+    # --- walking ---
+
+    def walk(self, jaxpr: compat.Jaxpr, args: Sequence[int | None], site: tuple[int, ...], weight: float,
+             consts: Sequence[int] | None = None) -> list[int | None]:
+        """Adds the equations of `jaxpr`; gives the values of its outputs (None for literals)."""
+        env: dict = dict(zip(jaxpr.invars, args, strict=True))
+        for i, var in enumerate(jaxpr.constvars):
+            env[var] = consts[i] if consts else self.constant(var, Address("const", site, i), weight)
+        for number, eqn in enumerate(jaxpr.eqns):
+            operands = [None if isinstance(v, compat.Literal) else env[v] for v in eqn.invars]
+            results = self.equation(eqn, operands, (*site, number), weight)
+            env.update(zip(eqn.outvars, results, strict=True))
+        return [None if isinstance(v, compat.Literal) else env[v] for v in jaxpr.outvars]
+
+    def walk_region(self, jaxpr: compat.Jaxpr, args, site, weight) -> list[int | None]:
+        """`walk` of a loop body or branch, which is a region of its own."""
+        outside = self.region
+        self.region = (*outside, len(self.region_ends))
+        self.region_ends.append(self.position)
+        results = self.walk(jaxpr, args, site, weight)
+        self.region_ends[self.region[-1]] = self.position
+        self.region = outside
+        return results
+
+    def constant(self, var, address: Address, weight: float) -> int:
+        shape = tuple(var.aval.shape)
+        node = self.node("const", rule=identity(shape, 0, 1), key=(shape, str(var.aval.dtype)), weight=weight,
+                         name="constant", dtype=str(var.aval.dtype))
+        return self.result(node, var.aval, address)
+
+    def equation(self, eqn, operands, site, weight) -> list[int | None]:
+        name = eqn.primitive.name
+        subs = compat.subjaxprs(eqn)
+        if name == "scan":
+            return self.scan(eqn, operands, site, weight)
+        if name == "while":
+            return self.while_loop(eqn, operands, site, weight)
+        if name == "cond":
+            return self.cond(eqn, operands, site, weight)
+        if name in TRANSPARENT and len(subs) >= 1 and len(subs[0].jaxpr.invars) == len(operands):
+            return self.walk(subs[0].jaxpr, self.filled(operands, eqn, site, weight), (*site, 0), weight)
+        return self.operation(eqn, operands, site, weight)
+
+    def filled(self, operands, eqn, site, weight) -> list[int]:
+        """Operands with literals turned into constant values (a region's inputs must be values)."""
+        return [v if v is not None else self.constant(eqn.invars[i], Address("const", site, i), weight)
+                for i, v in enumerate(operands)]
+
+    def operation(self, eqn, operands, site, weight) -> list[int]:
+        self.position += 1
+        avals = tuple(None if v is None else (tuple(a.aval.shape), str(a.aval.dtype))
+                      for v, a in zip(operands, eqn.invars))
+        key = (eqn.primitive.name, _params_key(eqn), avals)
+        dtype = str(getattr(eqn.invars[0].aval, "dtype", "")) if eqn.invars else ""
+        node = self.node("op", eqn=eqn, key=key, weight=weight, name=eqn.primitive.name,
+                         source=compat.source_line(eqn), dtype=dtype)
+        for i, value in enumerate(operands):
+            if value is not None:
+                self.use(node, value, Address("operand", site, i), weight)
+        return [self.result(node, v.aval, Address("result", site, i)) for i, v in enumerate(eqn.outvars)]
+
+    def boundary(self, kind: str, rule: Rule, aval, weight, address, source="", key=()) -> tuple[int, int]:
+        """A region-boundary node with one result: (node, value)."""
+        node = self.node(kind, rule=rule, key=(rule.sizes, str(aval.dtype), *key), weight=weight, name=kind,
+                         source=source, dtype=str(aval.dtype))
+        return node, self.result(node, aval, address)
+
+    def carries(self, eqn, variables, operands, first, inside, site, weight) -> list[tuple[int, int]]:
+        """Carry nodes of a loop: their value has one layout before, in and after the loop.
+
+        `operands[first:]` are the initial values; `inside` is the address of the first carried input of
+        the body.
+        """
+        out = []
+        for k, var in enumerate(variables):
+            node, value = self.boundary("carry", identity(var.aval.shape, 2, 1), var.aval, weight,
+                                        Address("input", inside.site, inside.index + k), compat.source_line(eqn))
+            self.use(node, operands[first + k], Address("operand", site, first + k), weight)
+            out.append((node, value))
+        return out
+
+    def scan(self, eqn, operands, site, weight) -> list[int]:
+        num_consts, num_carry = compat.scan_split(eqn)
+        body, length = compat.subjaxprs(eqn)[0].jaxpr, eqn.params["length"]
+        operands = self.filled(operands, eqn, site, weight)
+        inner = weight * length
+        carries = self.carries(eqn, body.invars[num_consts:num_consts + num_carry], operands, num_consts,
+                               Address("input", (*site, 0), num_consts), site, weight)
+        slices = []
+        for k in range(num_consts + num_carry, len(operands)):
+            stacked, var = eqn.invars[k].aval, body.invars[k]
+            node, value = self.boundary("slice", scan_slice(stacked.shape), var.aval, weight,
+                                        Address("input", (*site, 0), k), compat.source_line(eqn))
+            self.use(node, operands[k], Address("operand", site, k), weight)
+            slices.append(value)
+        outs = self.walk_region(body, [*operands[:num_consts], *(v for _, v in carries), *slices], (*site, 0), inner)
+        for k, (node, value) in enumerate(carries):
+            if outs[k] is not None:
+                self.use(node, outs[k], Address("output", (*site, 0), k), inner)
+        results = [value for _, value in carries]
+        for k in range(num_carry, len(eqn.outvars)):
+            aval = eqn.outvars[k].aval
+            node, value = self.boundary("stack", scan_stack(aval.shape), aval, weight, Address("result", site, k),
+                                        compat.source_line(eqn))
+            if outs[k] is not None:
+                self.use(node, outs[k], Address("output", (*site, 0), k), inner)
+            results.append(value)
+        return results
+
+    def while_loop(self, eqn, operands, site, weight) -> list[int]:
+        num_cond, num_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        number = {sub.name: i for i, sub in enumerate(compat.subjaxprs(eqn))}
+        jaxprs = {sub.name: sub.jaxpr for sub in compat.subjaxprs(eqn)}
+        operands = self.filled(operands, eqn, site, weight)
+        body, cond, first = jaxprs["body_jaxpr"], jaxprs["cond_jaxpr"], num_cond + num_body
+        self.notes[f"a while loop of unknown length is priced as {UNKNOWN_TRIPS:g} iteration(s): "
+                   f"{compat.source_line(eqn)}"] = None
+        inner = weight * UNKNOWN_TRIPS
+        carries = self.carries(eqn, body.invars[num_body:], operands, first,
+                               Address("input", (*site, number["body_jaxpr"]), num_body), site, weight)
+        values = [value for _, value in carries]
+        self.walk_region(cond, [*operands[:num_cond], *values], (*site, number["cond_jaxpr"]), inner)
+        outs = self.walk_region(body, [*operands[num_cond:first], *values], (*site, number["body_jaxpr"]), inner)
+        for k, (node, _) in enumerate(carries):
+            if outs[k] is not None:
+                self.use(node, outs[k], Address("output", (*site, number["body_jaxpr"]), k), inner)
+        return values
+
+    def cond(self, eqn, operands, site, weight) -> list[int]:
+        branches = compat.subjaxprs(eqn)
+        operands = self.filled(operands, eqn, site, weight)[1:]
+        share = weight / len(branches)
+        outs = [self.walk_region(b.jaxpr, operands, (*site, i), share) for i, b in enumerate(branches)]
+        results = []
+        for k, var in enumerate(eqn.outvars):
+            present = [i for i in range(len(branches)) if outs[i][k] is not None]
+            node, value = self.boundary("join", identity(var.aval.shape, len(present), 1), var.aval, weight,
+                                        Address("result", site, k), compat.source_line(eqn), key=(len(present),))
+            for i in present:
+                self.use(node, outs[i][k], Address("output", (*site, i), k), share)
+            results.append(value)
+        return results
+
+
+def _params_key(eqn) -> tuple:
+    """A hashable stand-in for an equation's parameters; jaxprs and functions by their text."""
+    out = []
+    for name, value in sorted(eqn.params.items()):
+        if isinstance(value, (compat.Jaxpr, compat.ClosedJaxpr)) or callable(value):
+            value = str(value)
+        try:
+            hash(value)
+        except TypeError:
+            value = str(value)
+        out.append((name, value))
+    return tuple(out)
+
+
+def build_graph(trace: Trace) -> Graph:
+    """The graph of a traced step, with the partitioner's rule of every distinct equation."""
+    builder = _Builder()
+    jaxpr = compat.open_jaxpr(trace.jaxpr)
+    paired = {i for i, _ in trace.state_pairs}
+    inputs, args = [], []
+    for i, (var, leaf) in enumerate(zip(jaxpr.invars, trace.inputs, strict=True)):
+        shape = tuple(var.aval.shape)
+        node = builder.node("input", rule=identity(shape, 0, 1), name=leaf.path, dtype=str(var.aval.dtype),
+                            key=(shape, str(var.aval.dtype), i in paired, leaf.donated, str(leaf.spec)))
+        inputs.append(node)
+        args.append(builder.result(node, var.aval, Address("input", (), i)))
+    outs = builder.walk(jaxpr, args, (), 1.0)
+    builder.position += 1
+    outputs = []
+    for k, value in enumerate(outs):
+        outputs.append(_output(builder, trace, value, k))
+    return _freeze(builder, inputs, outputs)
+
+
+def _output(builder: _Builder, trace: Trace, value: int | None, k: int) -> int:
+    if value is None:
+        return -1
+    aval = builder.values[value]
+    node = builder.node("output", rule=identity(aval.shape, 1, 0), key=(aval.shape, aval.dtype),
+                        name=trace.outputs[k].path, dtype=aval.dtype)
+    return builder.use(node, value, Address("output", (), k), 1.0)
+
+
+def _freeze(builder: _Builder, inputs, outputs) -> Graph:
+    distinct: dict[tuple, int] = {}
+    rules: list[Rule | None] = []
+    eqns: list = []
+    rule_of_draft = []
+    for draft in builder.drafts:
+        key = ("boundary", draft.rule) if draft.rule is not None else draft.key[2:]
+        if key not in distinct:
+            distinct[key] = len(rules)
+            rules.append(draft.rule)
+            eqns.append(draft.eqn)
+        rule_of_draft.append(distinct[key])
+    missing = [i for i, r in enumerate(rules) if r is None]
+    for i, rule in zip(missing, rules_of([eqns[i] for i in missing])):
+        rules[i] = rule
+    flops = [0.0 if eqn is None else flops_of(eqn, rule) for eqn, rule in zip(eqns, rules)]
+    nodes = tuple(Node(i, d.kind, r, d.key, d.weight, d.position, tuple(d.operands), tuple(d.results), d.name,
+                       d.source, flops[r], d.dtype, d.region) for i, (d, r) in enumerate(zip(builder.drafts, rule_of_draft)))
+    uses_of: list[list[int]] = [[] for _ in builder.values]
+    for i, use in enumerate(builder.uses):
+        uses_of[use.value].append(i)
+    notes = list(builder.notes) + _unknown_notes(nodes, rules, builder.values)
+    return Graph(nodes, tuple(builder.values), tuple(builder.uses), tuple(rules), tuple(map(tuple, uses_of)),
+                 tuple(inputs), tuple(outputs), builder.position + 1, tuple(builder.region_ends), tuple(notes))
+
+
+def _unknown_notes(nodes, rules, values) -> list[str]:
+    """What is kept whole for want of a partitioning rule, largest first."""
+    seen: dict[tuple[str, str], float] = {}
+    for node in nodes:
+        unknown = rules[node.rule].unknown
+        if unknown and node.kind == "op":
+            size = sum(math.prod(values[v].shape) * values[v].itemsize for v in node.results)
+            key = (f"{node.name} ({unknown})" if unknown != node.name else node.name, node.source)
+            seen[key] = seen.get(key, 0.0) + size
+    return [f"kept whole on every device, no partitioning rule for {name}: {size:.3g} bytes at {source or '?'}"
+            for (name, source), size in sorted(seen.items(), key=lambda item: -item[1])]
+

@@ -1,0 +1,149 @@
+"""Memory over the step: which buffers live when, and how large they are under a choice.
+
+Liveness over program order. A value lives from where it is made to where it is last read; inputs live all
+through the step unless they are donated; a donated state's new value takes its place. A reshard holds its
+source and its result at once. Values that only exist inside fusions take nothing (`fusion`).
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.sparse as sp
+
+from . import layouts
+from .folding import TO_STATE, TO_VIEW
+from .problem import ClassProblem
+from .search import Buffer
+from .trace import Trace
+
+# Reshard buffers of values smaller than this share of the arguments are left out of the memory rows.
+NEGLIGIBLE = 1e-3
+
+
+@dataclass(frozen=True)
+class MemoryModel:
+    """Buffers by class or edge, and the intervals of program positions in which copies of them live."""
+
+    buffers: tuple[Buffer, ...]
+    labels: tuple[str, ...]
+    interval_buffer: np.ndarray  # [I] index into buffers
+    start: np.ndarray  # [I] first position
+    stop: np.ndarray  # [I] one past the last position
+    num_positions: int
+
+    def sizes(self, choice: np.ndarray, edge_nodes: np.ndarray) -> np.ndarray:
+        """Bytes of one copy of each buffer under a choice, `[B]`."""
+        return np.array([b.bytes_for(choice, edge_nodes) for b in self.buffers])
+
+    def profile(self, choice: np.ndarray, edge_nodes: np.ndarray) -> np.ndarray:
+        """Bytes live per device at every position, `[positions]`."""
+        size = self.sizes(choice, edge_nodes)[self.interval_buffer]
+        change = np.zeros(self.num_positions + 1)
+        np.add.at(change, self.start, size)
+        np.add.at(change, self.stop, -size)
+        return np.maximum(np.cumsum(change[:-1]), 0.0)
+
+    def rows(self, positions: Sequence[int]) -> sp.csr_array:
+        """How many copies of each buffer live at each of `positions`: `[len(positions), B]`."""
+        counts = [np.bincount(self.interval_buffer[(self.start <= t) & (t < self.stop)],
+                              minlength=len(self.buffers)) for t in positions]
+        return sp.csr_array(np.array(counts, np.float64).reshape(len(positions), len(self.buffers)))
+
+
+class _Collector:
+    def __init__(self, shell: ClassProblem) -> None:
+        self.shell = shell
+        self.number: dict[tuple, int] = {}
+        self.buffers: list[Buffer] = []
+        self.labels: list[str] = []
+        self.intervals: list[tuple[int, int, int]] = []
+
+    def add(self, key: tuple, make, label: str, start: int, stop: int) -> None:
+        if key not in self.number:
+            self.number[key] = len(self.buffers)
+            self.buffers.append(make())
+            self.labels.append(label)
+        self.intervals.append((self.number[key], start, max(stop, start + 1)))
+
+
+def memory_model(shell: ClassProblem, trace: Trace) -> MemoryModel:
+    graph, folded = shell.folded.graph, shell.folded
+    collector = _Collector(shell)
+    arguments = sum(shell.full_bytes(graph.nodes[n].results[0]) for n in graph.inputs)
+    donated = {trace_in: trace.inputs[trace_in].donated for trace_in in range(len(trace.inputs))}
+    paired = dict(trace.state_pairs)
+    in_place = {graph.outputs[o] for i, o in trace.state_pairs if donated[i]}
+    input_of = {node: i for i, node in enumerate(graph.inputs)}
+    for value in graph.values:
+        if shell.written[value.index] and shell.full_bytes(value.index) > 0:
+            start, stop = _lifetime(graph, value, in_place, input_of, donated, paired)
+            _add_value(collector, value, start, stop)
+    for number, arc in enumerate(folded.arcs):
+        if shell.written[arc.value] and shell.full_bytes(arc.value) >= NEGLIGIBLE * arguments:
+            _add_reshard(collector, number, arc)
+    which, start, stop = (np.array(x, np.int64) for x in zip(*collector.intervals)) if collector.intervals else (
+        np.zeros(0, np.int64),) * 3
+    return MemoryModel(tuple(collector.buffers), tuple(collector.labels), which, start, stop, graph.num_positions)
+
+
+def _lifetime(graph, value, in_place, input_of, donated, paired) -> tuple[int, int]:
+    """First position, and one past the last, at which a value is held."""
+    producer = graph.nodes[value.producer]
+    end = graph.num_positions
+    if producer.kind == "input":
+        i = input_of[producer.index]
+        if not donated[i] or i in paired:
+            return 0, end
+    if producer.kind == "const":
+        return 0, end
+    stop = producer.position + 1
+    for number in graph.uses_of[value.index]:
+        use = graph.uses[number]
+        reader = graph.nodes[use.node]
+        if reader.kind == "output":
+            stop = max(stop, producer.position + 1 if number in in_place else end)
+            continue
+        inside = [r for r in reader.region if r not in producer.region]
+        stop = max(stop, (graph.region_ends[inside[0]] if inside else reader.position) + 1)
+    return producer.position, min(stop, end)
+
+
+def _add_value(collector: _Collector, value, start: int, stop: int) -> None:
+    """The value as it is kept: in its view's layout if it has one."""
+    shell = collector.shell
+    view = shell.folded.view_of[value.index]
+    vertex, result = (view, 0) if view >= 0 else (value.producer, value.result)
+    c = int(shell.folded.class_of[vertex])
+    node = shell.folded.graph.nodes[value.producer]
+
+    def make() -> Buffer:
+        codes = shell.strategies[c].results[result]
+        return Buffer(c, None, layouts.local_bytes(value.shape, value.itemsize, codes, shell.machine.shape))
+
+    collector.add((c, result, value.shape, value.itemsize), make, node.name, start, stop)
+
+
+def _add_reshard(collector: _Collector, number: int, arc) -> None:
+    """The second copy that a reshard holds while it runs."""
+    shell = collector.shell
+    graph = shell.folded.graph
+    if arc.operand == TO_STATE:
+        return
+    value = graph.values[arc.value]
+    position = graph.nodes[value.producer if arc.operand == TO_VIEW else arc.target].position
+    edge = int(shell.edge_of[number])
+    given, wanted = shell.given(arc), shell.wanted(arc)
+    held = given if arc.operand == TO_VIEW else wanted
+
+    def make() -> Buffer:
+        sizes = layouts.local_bytes(value.shape, value.itemsize, held, shell.machine.shape)
+        differs = (given[:, None, :] != wanted[None, :, :]).any(axis=-1)
+        usage = np.where(differs, sizes[:, None] if arc.operand == TO_VIEW else sizes[None, :], 0.0)
+        if edge >= 0:
+            return Buffer(None, edge, usage)
+        return Buffer(int(shell.folded.class_of[arc.source]), None, np.diagonal(usage).copy())
+
+    key = ("edge", edge) if edge >= 0 else ("self", int(shell.folded.class_of[arc.source]), arc.result, arc.operand)
+    collector.add(key, make, f"reshard of {graph.nodes[value.producer].name}", position, position + 1)

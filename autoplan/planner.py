@@ -1,0 +1,310 @@
+"""The planner: mesh shapes, classic layouts and the search, from a trace to a plan.
+
+For each mesh shape the classic layouts are scored first, as restrictions of the choice problem; the best that
+fits is the incumbent. The whole problem is then solved with the incumbent as cutoff, so a shape that cannot
+win is given up as soon as its bound says so. Memory limits are rows at the program points where a choice
+turned out too large, added until the choice fits.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+import math
+import time
+
+import jax
+import numpy as np
+
+from . import layouts
+from .assemble import Scored, collectives, constraints, input_leaves, output_leaves
+from .classics import Roles, named_parts, restrict, roles_of
+from .cost_models import Cluster
+from .errors import MemoryLimitError, PinError, check_divisible
+from .folding import Folded, fold
+from .graph import build_graph
+from .memory import MemoryModel, memory_model
+from .plan import Candidate, MeshShape, Plan
+from .problem import ClassProblem, build_problem
+from .reshard import Machine
+from .search import Problem, Solution, Status, solve
+from .trace import Trace
+from .units import format_bytes
+
+LAYOUTS = ("auto", "data", "fsdp", "tensor")
+AXIS_NAMES = ("x", "y", "z")
+# Rounds of adding memory rows before the planner gives a choice up as too large.
+MEMORY_ROUNDS = 12
+
+
+class Phases:
+    """Seconds spent by phase, in order of first use."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._mark = time.perf_counter()
+
+    def end(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._mark
+        self._mark = now
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What stays the same over all mesh shapes."""
+
+    trace: Trace
+    folded: Folded
+    roles: Roles
+    cluster: Cluster
+    limit_bytes: float
+    deadline_s: float  # time.perf_counter() value; inf for none
+    phases: Phases = field(compare=False)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds left of the budget, None without one."""
+        return None if math.isinf(self.deadline_s) else max(self.deadline_s - time.perf_counter(), 0.0)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One candidate: a named layout (or "auto") on one mesh. `scored` is None if nothing was found."""
+
+    name: str
+    axis_names: tuple[str, ...]
+    shape: tuple[int, ...]
+    scored: Scored | None
+    solution: Solution
+    fits: bool
+    smallest_bytes: float = math.inf
+
+    @property
+    def cost_s(self) -> float:
+        return self.scored.step_time_s if self.scored is not None and self.fits else math.inf
+
+
+def make_plan(trace: Trace, cluster: Cluster, *, memory_bytes: float | None = None,
+              mesh_shape: tuple[int, ...] | None = None, layout: str = "auto", budget_s: float | None = None,
+              axis_names: tuple[str, ...] | None = None) -> Plan:
+    """The best plan of a traced step on a cluster.
+
+    Args:
+      memory_bytes: per device; None is the device's memory.
+      mesh_shape: sizes of the mesh axes; None lets the planner choose among up to three axes.
+      layout: "auto", or the classic layout to be used on every axis.
+      budget_s: wall-clock seconds for the search; None is no limit.
+      axis_names: of a fixed mesh; by default x, y, z.
+
+    Raises:
+      MemoryLimitError: nothing fits; says the smallest limit that would do, and what fills the memory.
+      PinError: a pinned layout is impossible on the mesh.
+    """
+    started = time.perf_counter()
+    phases = Phases()
+    graph = build_graph(trace)
+    phases.end("graph and rules")
+    folded = fold(graph, trace)
+    roles = roles_of(folded, trace)
+    phases.end("fold")
+    limit = float(memory_bytes if memory_bytes is not None else cluster.device.memory_bytes)
+    deadline = math.inf if budget_s is None else started + budget_s
+    setting = Setting(trace, folded, roles, cluster, limit, deadline, phases)
+    outcomes: list[Outcome] = []
+    for shape in _shapes(cluster, mesh_shape, layout):
+        names = axis_names or AXIS_NAMES[:len(shape)]
+        if _pins_possible(trace, names, fixed=mesh_shape is not None):
+            outcomes += _solve_shape(setting, shape, names, layout, outcomes, mesh_shape is not None)
+    best = min(outcomes, key=lambda o: o.cost_s, default=None)
+    if best is None or math.isinf(best.cost_s):
+        raise _nothing_fits(setting, outcomes)
+    return _plan(setting, best, outcomes, layout, started)
+
+
+def _shapes(cluster: Cluster, mesh_shape, layout: str) -> tuple[tuple[int, ...], ...]:
+    if mesh_shape is not None:
+        return (tuple(mesh_shape),)
+    return cluster.mesh_shapes(1 if layout != "auto" else 3)
+
+
+def _solve_shape(setting: Setting, shape, names, layout: str, before: Sequence[Outcome], fixed: bool
+                 ) -> list[Outcome]:
+    """Candidates of one mesh shape: the classic layouts, then the search if it may still win."""
+    machine = Machine(setting.cluster.device, setting.cluster.mesh(shape))
+    allowed = _pinned(setting, machine, names)
+    shell = build_problem(setting.folded, machine, allowed)
+    memory = memory_model(shell, setting.trace)
+    setting.phases.end("problem")
+    named = named_parts(len(shape))
+    if layout != "auto":
+        named = {layout: named[layout]}
+    elif not fixed and len(shape) > 1:  # one part on all axes is what the one-axis mesh already scored
+        named = {name: parts for name, parts in named.items() if len(set(parts)) > 1}
+    outcomes = []
+    for name, parts in named.items():
+        masks = restrict(shell, setting.roles, parts)
+        outcomes.append(_solve(setting, shell, memory, name, names, masks=masks))
+    setting.phases.end("classic layouts")
+    if layout != "auto":
+        return outcomes
+    cutoff = min((o.cost_s for o in [*before, *outcomes]), default=math.inf)
+    start = min(outcomes, key=lambda o: o.cost_s, default=None)
+    initial = start.scored.choice if start is not None and start.scored is not None else None
+    outcomes.append(_solve(setting, shell, memory, "auto", names, cutoff=cutoff, initial=initial))
+    setting.phases.end("search")
+    return outcomes
+
+
+def _solve(setting: Setting, shell: ClassProblem, memory: MemoryModel, name: str, axis_names, *,
+           masks: Sequence[np.ndarray] | None = None, cutoff: float = math.inf, initial=None) -> Outcome:
+    """The best choice within the memory limit. Memory rows are added where a choice turns out too large."""
+    base = shell.problem
+    if masks is not None:
+        base = replace(base, node_costs=tuple(np.where(m, c, np.inf) for m, c in zip(masks, base.node_costs)))
+    positions: list[int] = []
+    smallest = math.inf
+    shape = shell.machine.shape
+    first: Scored | None = None
+    limit = setting.limit_bytes
+    for _ in range(MEMORY_ROUNDS):
+        problem = _with_rows(base, memory, positions, limit)
+        solution = solve(problem, budget_s=setting.left_s, cutoff=cutoff, initial=initial)
+        choice = solution.choice
+        if solution.status is Status.INFEASIBLE and solution.infeasibility is not None:
+            choice = solution.infeasibility.choice
+        if choice is None:
+            break
+        scored = Scored(shell, memory, choice)
+        first = first or scored
+        profile = memory.profile(choice, base.edge_nodes)
+        smallest = min(smallest, float(profile.max(initial=0.0)))
+        if profile.max(initial=0.0) <= limit * (1 + 1e-9):
+            return Outcome(name, tuple(axis_names), shape, scored, solution, True, smallest)
+        new = _peaks(profile, limit, positions)
+        if not new:
+            break
+        positions += new
+    return Outcome(name, tuple(axis_names), shape, first, solution, False, smallest)
+
+
+def _with_rows(problem: Problem, memory: MemoryModel, positions: Sequence[int], limit: float) -> Problem:
+    if not positions:
+        return problem
+    return replace(problem, buffers=memory.buffers, live=memory.rows(positions),
+                   limits=np.full(len(positions), limit))
+
+
+def _peaks(profile: np.ndarray, limit: float, known: Sequence[int], count: int = 4) -> list[int]:
+    """The highest program points above the limit, each the peak of its own eighth of the program."""
+    found = []
+    for part in np.array_split(np.arange(len(profile)), min(8, len(profile))):
+        top = int(part[np.argmax(profile[part])])
+        if profile[top] > limit and top not in known:
+            found.append(top)
+    return sorted(found, key=lambda t: -profile[t])[:count]
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Pins
+
+
+def _pins_possible(trace: Trace, names: Sequence[str], fixed: bool) -> bool:
+    """Whether a mesh with these axes has all that the pins name; a fixed mesh must, others are passed over."""
+    used = {axis for leaf in trace.inputs if leaf.spec is not None for entry in leaf.spec
+            for axis in ((entry,) if isinstance(entry, str) else entry if isinstance(entry, tuple) else ())}
+    return fixed or used <= set(names)
+
+
+def _pinned(setting: Setting, machine: Machine, names: Sequence[str]) -> dict:
+    """By input node, which layouts its pin allows."""
+    allowed = {}
+    for leaf, node in zip(setting.trace.inputs, setting.folded.graph.inputs):
+        if leaf.spec is not None:
+            check_divisible(leaf.path, leaf.shape, leaf.dtype, leaf.spec, dict(zip(names, machine.shape)), PinError,
+                            setting.trace.source)
+            allowed[node] = _matcher(leaf, tuple(names))
+    return allowed
+
+
+def _matcher(leaf, names: tuple[str, ...]):
+    free = [d for d, entry in enumerate(leaf.spec) if entry is jax.sharding.PartitionSpec.UNCONSTRAINED]
+    fixed = layouts.from_spec([None if d in free else entry for d, entry in enumerate(leaf.spec)], names)
+    for entry in leaf.spec:
+        order = [names.index(a) for a in entry] if isinstance(entry, tuple) else []
+        if order != sorted(order):
+            raise PinError("axes that split one dim together must be in the mesh's order", path=leaf.path,
+                           shape=leaf.shape, dtype=leaf.dtype, got=str(entry),
+                           action=f"Write them as {tuple(names[i] for i in sorted(order))}")
+
+    def match(codes: np.ndarray) -> np.ndarray:
+        good = np.ones(len(codes), bool)
+        for axis, code in enumerate(fixed):
+            good &= (codes[:, axis] == code) | ((code < 0) & np.isin(codes[:, axis], free))
+        return good
+
+    return match
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The plan
+
+
+def _plan(setting: Setting, best: Outcome, outcomes: Sequence[Outcome], layout: str, started: float) -> Plan:
+    trace, scored, names = setting.trace, best.scored, best.axis_names
+    inputs = input_leaves(scored, trace, setting.roles, names)
+    outputs = output_leaves(scored, trace, inputs, names)
+    moved = collectives(scored, trace, names)
+    placed = constraints(scored, trace, names)
+    bound = min((o.solution.bound for o in outcomes if o.name == best.name or layout == "auto" and o.name == "auto"),
+                default=best.cost_s)
+    gap = max(0.0, (best.cost_s - bound) / best.cost_s) if best.cost_s > 0 else 0.0
+    gap = gap if gap > 1e-5 else 0.0
+    setting.phases.end("plan")
+    return Plan(
+        program=trace.name, fingerprint=trace.fingerprint, cluster=setting.cluster.name,
+        mesh=MeshShape(names, best.shape), layout=layout,
+        status=Status.OPTIMAL.name if gap == 0 else Status.FEASIBLE.name, gap=gap,
+        planning_time_s=time.perf_counter() - started, phases_s=setting.phases.seconds,
+        step_time_s=scored.step_time_s, compute_time_s=scored.compute_time_s,
+        communication_time_s=scored.communication_time_s, peak_memory_bytes=scored.peak_memory_bytes,
+        memory_limit_bytes=setting.limit_bytes, inputs=inputs, outputs=outputs, state_pairs=trace.state_pairs,
+        collectives=moved, candidates=tuple(map(_candidate, outcomes)), constraints=placed,
+        notes=setting.folded.graph.notes)
+
+
+def _candidate(outcome: Outcome) -> Candidate:
+    mesh = MeshShape(outcome.axis_names, outcome.shape)
+    status = outcome.solution.status.name
+    if outcome.scored is None:
+        return Candidate(outcome.name, mesh, max(outcome.solution.bound, 0.0), math.inf, math.inf, math.inf, False,
+                         status, outcome.solution.message if status != "CUTOFF" else "cannot beat the best so far")
+    scored = outcome.scored
+    return Candidate(outcome.name, mesh, scored.step_time_s, scored.compute_time_s, scored.communication_time_s,
+                     scored.peak_memory_bytes, outcome.fits, status)
+
+
+def _nothing_fits(setting: Setting, outcomes: Sequence[Outcome]) -> MemoryLimitError:
+    best = min(outcomes, key=lambda o: o.smallest_bytes, default=None)
+    if best is None or math.isinf(best.smallest_bytes):
+        return MemoryLimitError("no layout is allowed by the pins and the memory limit",
+                                got=f"{format_bytes(setting.limit_bytes)} per device on {setting.cluster.name}",
+                                action="Loosen in_shardings, or raise `memory`", source=setting.trace.source)
+    return MemoryLimitError(
+        "the step must fit the memory of each device", smallest_bytes=best.smallest_bytes,
+        got=f"a limit of {format_bytes(setting.limit_bytes)}; the smallest that works on {setting.cluster.name} is "
+            f"{format_bytes(best.smallest_bytes)} ({_largest(best)})",
+        action="Raise `memory`, use more devices, a smaller batch, or jax.checkpoint", source=setting.trace.source)
+
+
+def _largest(outcome: Outcome) -> str:
+    """What fills the memory at the peak of a choice, in words."""
+    memory, scored = outcome.scored.memory, outcome.scored
+    edge_nodes = scored.shell.problem.edge_nodes
+    peak = int(np.argmax(memory.profile(scored.choice, edge_nodes)))
+    counts = memory.rows([peak]).toarray()[0]
+    sizes = counts * memory.sizes(scored.choice, edge_nodes)
+    total: dict[str, float] = {}
+    for label, size in zip(memory.labels, sizes):
+        total[label] = total.get(label, 0.0) + size
+    top = sorted(total.items(), key=lambda item: -item[1])[:3]
+    return "at the peak: " + ", ".join(f"{format_bytes(size)} of {label}" for label, size in top)

@@ -1,0 +1,21 @@
+"""What to choose: one strategy per node, least total cost, memory limits held. Knows nothing of JAX."""
+
+from .brute import brute_force
+from .highs import solve_highs
+from .problem import Buffer, Evaluation, Problem
+from .solve import solve
+from .solution import BlockingBuffer, Infeasibility, Solution, Status, relative_gap
+
+__all__ = [
+    "BlockingBuffer",
+    "Buffer",
+    "Evaluation",
+    "Infeasibility",
+    "Problem",
+    "Solution",
+    "Status",
+    "brute_force",
+    "relative_gap",
+    "solve",
+    "solve_highs",
+]

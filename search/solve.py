@@ -1,0 +1,118 @@
+"""solve(): the one door. Memory rows are added only as they turn out to bind.
+
+    rows := {}
+    repeat: x := optimum of the problem with `rows` only (relaxed.solve_model); a bound for the whole problem
+            if x holds every row: it is optimal
+            while nothing is known to fit: what is the least excess of any choice? (memory.least_excess)
+            rows := rows + a few that x exceeds most
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from .brute import explain_excess
+from .memory import Excess, least_excess, violated_rows
+from .model import base_model, with_rows
+from .problem import Problem
+from .relaxed import Clock, Search, solve_model, threshold
+from .solution import Infeasibility, Solution, Status, relative_gap
+
+
+@dataclass(eq=False)
+class _Incumbent:
+    """The best choice known to hold every row."""
+
+    problem: Problem
+    choice: np.ndarray | None = None
+    cost: float = np.inf
+
+    def offer(self, choice: np.ndarray | None) -> bool:
+        """Keeps `choice` if it is feasible and cheaper; True if it is feasible."""
+        if choice is None:
+            return False
+        found = self.problem.evaluate(choice)
+        if found.feasible and found.cost < self.cost:
+            self.choice, self.cost = np.asarray(choice, dtype=np.int64), found.cost
+        return found.feasible
+
+
+def solve(
+    problem: Problem,
+    *,
+    budget_s: float | None = None,
+    cutoff: float = np.inf,
+    initial: np.ndarray | None = None,
+    gap: float = 1e-6,
+    seed: int = 0,
+) -> Solution:
+    """The least-cost choice of `problem`.
+
+    budget_s: wall-clock limit in seconds (None: none; with one, where it stops depends on the machine). cutoff: stop
+    with CUTOFF once nothing can cost less. initial: a known choice [N] to start from. gap: relative optimality
+    tolerance, (cost - bound) / |cost|. seed: kept for solvers that draw random numbers; none does at present.
+    Raises ValueError for an `initial` of the wrong shape.
+    """
+    del seed
+    clock, incumbent, base = Clock(time.perf_counter(), budget_s), _Incumbent(problem), base_model(problem)
+    incumbent.offer(initial)
+    rows, bound = np.zeros(0, dtype=np.int64), -np.inf
+    start = None if initial is None else problem.checked_choice(initial)
+    while True:
+        ceiling = min(cutoff, threshold(incumbent.cost, gap))
+        search = solve_model(Search(with_rows(base, problem, rows), ceiling, gap, clock), start)
+        bound = max(bound, search.bound)
+        held = incumbent.offer(search.best)
+        if search.proven and (search.best is None or held):
+            return _ended(incumbent, cutoff, bound, gap, clock, search)
+        if clock.left_s <= 0 or search.best is None or held:
+            return _stopped(incumbent, bound, clock, search)
+        start = search.best
+        new = violated_rows(problem, search.best, rows)
+        assert len(new), "a choice that exceeds a row of the model was called feasible for it"
+        rows = np.concatenate([rows, new])
+        if incumbent.choice is None:
+            phase = least_excess(problem, base, rows, search.best, clock)
+            rows = phase.rows
+            if phase.bound_bytes > float(problem.row_tolerance_bytes.max()):
+                return _does_not_fit(problem, phase, clock)
+            incumbent.offer(phase.choice)
+
+
+def _ended(incumbent: _Incumbent, cutoff: float, bound: float, gap: float, clock: Clock, search: Search) -> Solution:
+    """The search was exhausted: optimal, cut off, or nothing is allowed."""
+    if incumbent.cost < cutoff:
+        bound = min(bound, incumbent.cost)
+        text = f"proven optimal to a relative gap of {gap:g} by {search.method}"
+        return Solution(Status.OPTIMAL, incumbent.choice, incumbent.cost, bound, clock.seconds, text, search.method)
+    if cutoff < np.inf:
+        text = f"no choice costs less than the cutoff {cutoff:g}; raise it to see what is best"
+        return Solution(Status.CUTOFF, incumbent.choice, incumbent.cost, max(bound, cutoff), clock.seconds, text,
+                        search.method)
+    why = Infeasibility(np.inf, np.inf, None, None)
+    text = f"no choice is allowed ({search.detail or 'proven by ' + search.method}); allow more strategies or pairs"
+    return Solution(Status.INFEASIBLE, None, np.inf, np.inf, clock.seconds, text, search.method, why)
+
+
+def _does_not_fit(problem: Problem, phase: Excess, clock: Clock) -> Solution:
+    """Memory: what every choice exceeds, and what would be enough."""
+    why = explain_excess(problem, phase.choice, phase.bound_bytes)
+    needed = problem.limits[why.row] + why.smallest_excess_bytes
+    text = (
+        f"every choice exceeds a memory limit by at least {why.excess_bound_bytes:.0f} bytes; raise the limits by"
+        f" {why.smallest_excess_bytes:.0f} bytes (row {why.row}: to {needed:.0f})"
+    )
+    return Solution(Status.INFEASIBLE, None, np.inf, np.inf, clock.seconds, text, "least excess", why)
+
+
+def _stopped(incumbent: _Incumbent, bound: float, clock: Clock, search: Search) -> Solution:
+    """Out of time, or the solver gave up."""
+    if incumbent.choice is None:
+        text = f"stopped without a choice that fits ({search.detail}); give a larger budget_s"
+        return Solution(Status.TIME_LIMIT, None, np.inf, bound, clock.seconds, text, search.method)
+    bound = min(bound, incumbent.cost)
+    text = f"stopped at a gap of {relative_gap(incumbent.cost, bound):.2%} ({search.detail}); give a larger budget_s"
+    return Solution(Status.FEASIBLE, incumbent.choice, incumbent.cost, bound, clock.seconds, text, search.method)

@@ -1,0 +1,138 @@
+"""The parallel step computes what the plain step computes: aux, every leaf of the new state, random draws, over 3 steps.
+
+On 8 devices each program runs with every layout, on 6, 3 and 1 with the one that the planner chooses. Along the way: the
+step is traced and compiled once, and donated buffers are taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+import contextlib
+import functools
+from typing import Any
+import warnings
+
+import jax
+import numpy as np
+import programs
+from programs.base import leaves
+import pytest
+
+import autoplan
+
+STEPS = 3
+LAYOUTS = ("auto", "data", "fsdp", "tensor")
+# Sums in another order, and three updates that carry the difference on. Weights and losses are of the order of 1.
+RTOL, ATOL = 1e-3, 2e-5
+SHORT = ("mlp", "mlp_odd")
+ENDTOEND = ("transformer", "linen", "nnx_in_place", "resnet_batch", "moe")
+
+
+def _case(name: str, layout: str, count: int) -> Any:
+    marks = [pytest.mark.xdist_group(name)]  # one worker runs the plain step once for all of them
+    if name not in SHORT:
+        marks.append(pytest.mark.slow)
+    if name in SHORT or (name in ENDTOEND and (layout, count) == ("auto", 8)):
+        marks.append(pytest.mark.endtoend)
+    return pytest.param(name, layout, count, id=f"{name}-{layout}-{count}", marks=marks)
+
+
+CASES = [_case(name, layout, 8) for name in programs.NAMES for layout in LAYOUTS]
+CASES += [_case(name, "auto", count) for name in programs.NAMES for count in (6, 3, 1)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cheap_compilation() -> Iterator[None]:
+    """Spend less on optimising machine code: partitioning is as always, and these programs run for milliseconds."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+    plain_steps.cache_clear()
+
+
+@functools.cache
+def program(name: str) -> programs.Program:
+    return programs.load(name)
+
+
+@functools.cache
+def _make_state(name: str) -> Callable[[jax.Array], tuple]:
+    return jax.jit(program(name).make_state)
+
+
+def new_state(name: str) -> tuple:
+    """The program's first state, on one device."""
+    return _make_state(name)(jax.random.key(0))
+
+
+@functools.cache
+def plain_steps(name: str) -> tuple[dict[str, np.ndarray], ...]:
+    """State and aux after each step of the plain program on one device."""
+    this = program(name)
+
+    def pure(*args: Any) -> tuple[tuple, Any]:
+        return this.advance(this.step, args[:-1], args[-1])
+
+    compiled, state, found = jax.jit(pure), new_state(name), []
+    for i in range(STEPS):
+        state, aux = compiled(*state, this.next_batch(i))
+        found.append(leaves((state, aux)))
+    return tuple(found)
+
+
+def assert_same(actual: dict[str, np.ndarray], expected: dict[str, np.ndarray], step: int) -> None:
+    """Floats to tolerance, everything else exactly; no leaf more or less."""
+    assert actual.keys() == expected.keys()
+    for path, value in expected.items():
+        assert actual[path].dtype == value.dtype and actual[path].shape == value.shape, f"step {step}, {path}"
+        tolerance = {"rtol": RTOL, "atol": ATOL} if value.dtype.kind == "f" else {"rtol": 0, "atol": 0}
+        np.testing.assert_allclose(actual[path], value, **tolerance, err_msg=f"step {step}, {path}")
+
+
+@contextlib.contextmanager
+def compilations() -> Iterator[list[str]]:
+    """A list that fills with what jax traces, lowers and compiles meanwhile."""
+    events: list[str] = []
+
+    def listen(event: str, duration: float, **kwargs: Any) -> None:
+        if event.startswith("/jax/core/compile/"):
+            events.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield events
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.parametrize(("name", "layout", "count"), CASES)
+def test_same_as_plain(name: str, layout: str, count: int) -> None:
+    this, expected = program(name), plain_steps(name)
+    step = autoplan.parallelize(this.step, cluster=f"cpu:{count}", layout=layout, donate_argnums=this.donated)
+    state = new_state(name)
+    for i in range(STEPS):
+        batch, before = this.next_batch(i), jax.tree.leaves(state)
+        with compilations() as events, warnings.catch_warnings():
+            warnings.filterwarnings("error", "Some donated buffers were not usable")
+            state, aux = this.advance(step, state, batch)
+        assert_same(leaves((state, aux)), expected[i], i)
+        if i > 0:
+            assert not events, f"step {i} traced or compiled again"
+            kept = [leaf.shape for leaf in before if isinstance(leaf, jax.Array) and not leaf.is_deleted()]
+            assert not kept, f"step {i} did not take the donated arrays {kept}"
+        for leaf in jax.tree.leaves(state):
+            assert len(leaf.sharding.device_set) == count
+
+
+@pytest.mark.endtoend
+@pytest.mark.parametrize("name", ["transformer", "linen", "nnx_returned"])
+def test_state_is_born_as_the_plain_one(name: str) -> None:
+    this, key = program(name), jax.random.key(0)
+    step = autoplan.parallelize(this.step, cluster="cpu:8", layout="fsdp")
+    plan = step.plan(*jax.eval_shape(this.make_state, key), this.next_batch(0))
+    state = step.init(this.make_state, key)
+    assert_same(leaves(state), leaves(new_state(name)), 0)
+    whole = sum(leaf.nbytes for leaf in jax.tree.leaves(state) if leaf.ndim >= 2)
+    held = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(state) if leaf.ndim >= 2)
+    assert held < whole / 4, f"a device holds {held} of {whole} bytes"
+    assert plan.layout == "fsdp"
