@@ -1,15 +1,15 @@
 """`parallelize`: a training step that plans itself and runs sharded.
 
 A decorated step has the stages of `jax.jit`: `.trace(...)` gives a `Traced`, whose `.plan()` gives a `Plan`;
-`.plan(...)` and `.compile(...)` go straight there; a call does all that once per abstract signature, and then runs at
-jit speed.
+`.plan(...)` and `.compile(...)` go straight there; a call does all that once per abstract signature, and then
+runs at jit speed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 import contextlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 import functools
 import types
 from typing import Any
@@ -19,28 +19,16 @@ from jax.sharding import Mesh, NamedSharding
 
 from . import devices, nnx
 from .birth import born
-from .errors import PinError, PlanError, check_divisible
+from .errors import PinError, PlanError
 from .executable import Executable, OtherTypes, build
 from .plan import Plan
-from .planfile import check_program
-from .planner import make_plan
-from .trace import Names, Numbers, Signature, Trace, signature_of, trace_signature
+from .planner import LAYOUTS
+from .signature import Names, Numbers, Signature, signature_of
+from .stages import Compiled, Options, Traced
+from .trace import trace_signature
 from .units import parse_bytes
 
 _OBJECTS = "objects"  # marks argument trees with NNX objects inside containers
-
-
-@dataclass(frozen=True)
-class Options:
-    """What `parallelize` was asked for."""
-
-    cluster: devices.ClusterLike = None
-    memory_bytes: int | None = None
-    mesh_shape: tuple[int, ...] | None = None
-    layout: str = "auto"
-    in_shardings: Any = None
-    budget_s: float | None = None
-    plan: Plan | None = None
 
 
 def parallelize(
@@ -61,17 +49,19 @@ def parallelize(
     """Makes a step that is written for one device run on many; bare, or with options.
 
     Args:
-      fun: the step. Arguments and results are pytrees of arrays, or flax NNX objects, which may be changed in place.
-      cluster: what to plan for: a description ("v5e:4x4", "8xH100", "4x8xH100", "cpu:8"), a `jax.sharding.Mesh` (its
-        axes are kept), a list of devices, or None for all of `jax.devices()`. A description needs no devices until the
-        step runs.
+      fun: the step. Arguments and results are pytrees of arrays, or flax NNX objects, which may be changed in
+        place.
+      cluster: what to plan for: a description ("v5e:4x4", "8xH100", "4x8xH100", "cpu:8"), a
+        `jax.sharding.Mesh` (its axes are kept), a list of devices, or None for all of `jax.devices()`. A
+        description needs no devices until the step runs.
       memory: the limit per device, such as "80GiB", "16GB" or a number of bytes; None is what the device has.
       mesh_shape: sizes of the mesh axes; None lets the planner choose.
-      layout: "auto", or a classic layout to force, such as "data", "fsdp" or "tensor".
+      layout: "auto", or a classic layout to force: "data", "fsdp" or "tensor".
       static_argnums, static_argnames, donate_argnums, donate_argnames: as for `jax.jit`.
-      in_shardings: layouts to keep, as for `jax.jit`: a pytree prefix of the positional arguments of `PartitionSpec`s
-        (dims may be `PartitionSpec.UNCONSTRAINED`), `NamedSharding`s and None. They name axes of a mesh, so pass one as
-        `cluster`, or use `NamedSharding`s.
+      in_shardings: layouts to keep, as for `jax.jit`: a pytree prefix of the positional arguments of
+        `PartitionSpec`s (dims may be `PartitionSpec.UNCONSTRAINED`), `NamedSharding`s and None. They name the
+        axes of the mesh that is given as `cluster` or by `NamedSharding`s; without one the axes are called x,
+        y and z.
       budget_s: limit for the time that the search takes, in seconds.
       plan: a plan to use instead of searching, for instance from `Plan.load`.
 
@@ -90,16 +80,34 @@ def parallelize(
     """
     if fun is None:
         return functools.partial(
-            parallelize, cluster=cluster, memory=memory, mesh_shape=mesh_shape, layout=layout,
-            static_argnums=static_argnums, static_argnames=static_argnames, donate_argnums=donate_argnums,
-            donate_argnames=donate_argnames, in_shardings=in_shardings, budget_s=budget_s, plan=plan)
+            parallelize,
+            cluster=cluster,
+            memory=memory,
+            mesh_shape=mesh_shape,
+            layout=layout,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+            donate_argnums=donate_argnums,
+            donate_argnames=donate_argnames,
+            in_shardings=in_shardings,
+            budget_s=budget_s,
+            plan=plan,
+        )
     if not callable(fun):
         raise PlanError("parallelize takes a function", got=repr(fun), action="Decorate the step itself")
-    devices.check_cluster(cluster)
-    options = Options(
-        _pinned_mesh(in_shardings) if cluster is None else cluster, None if memory is None else parse_bytes(memory),
-        _checked_shape(mesh_shape), layout, in_shardings, budget_s, _checked_plan(plan))
-    return Parallelized(signature_of(fun, static_argnums, static_argnames, donate_argnums, donate_argnames), options)
+    options = _updated(
+        Options(),
+        cluster=cluster,
+        memory=memory,
+        mesh_shape=mesh_shape,
+        layout=layout,
+        in_shardings=in_shardings,
+        budget_s=budget_s,
+        plan=plan,
+    )
+    return Parallelized(
+        signature_of(fun, static_argnums, static_argnames, donate_argnums, donate_argnames), options
+    )
 
 
 class Parallelized:
@@ -140,7 +148,9 @@ class Parallelized:
           StateError: the state comes back in another form.
           PinError: `in_shardings` does not match the arguments.
         """
-        return Traced(trace_signature(self._signature, args, kwargs, self._options.in_shardings), self._options)
+        return Traced(
+            trace_signature(self._signature, args, kwargs, self._options.in_shardings), self._options
+        )
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Plans the step for arrays or `ShapeDtypeStruct`s; needs no devices if the cluster is a description.
@@ -163,34 +173,47 @@ class Parallelized:
         self._latest = executable.plan
         return Compiled(step._signature, executable, step._signature.static(args, kwargs))
 
+    def with_options(self, **options: Any) -> Parallelized:
+        """The same step with some other options: `cluster`, `memory`, `mesh_shape`, `layout`, `in_shardings`,
+        `budget_s` or `plan`, as for `parallelize`.
+
+        Raises:
+          PlanError: an option is wrong.
+        """
+        return Parallelized(self._signature, _updated(self._options, **options))
+
     def use_plan(self, plan: Plan) -> Parallelized:
-        """The same step with a given plan instead of a search.
+        """The same step with a given plan, for instance a loaded one, instead of a search.
 
         Raises:
           PlanError: it is no plan. That it fits program and devices is checked when they are known.
         """
-        return Parallelized(self._signature, replace(self._options, plan=_checked_plan(plan)))
+        return self.with_options(plan=plan)
 
     def init(self, make_state: Callable[..., Any], *args: Any) -> Any:
-        """The result of `make_state(*args)`, born in the layout that the latest plan gives to the step's arguments.
+        """The result of `make_state(*args)`, born in the layout that the latest plan gives to the step's
+        arguments.
 
-        The result must be what the step takes as one of its arguments, or a tuple of what it takes as several. No device
-        ever holds it whole. NNX objects may be made too. Arrays among `args` are inputs of the compiled program; other
-        values are constants.
+        The result must be what the step takes as one of its arguments, or a tuple of what it takes as
+        several. No device ever holds it whole. NNX objects may be made too. Arrays among `args` are inputs of
+        the compiled program; other values are constants.
 
         Raises:
           PlanError: there is no plan yet, or the result matches no argument.
         """
         if self._latest is None:
             raise PlanError(
-                f"{self._signature.name}.init lays the state out by a plan", got="no plan yet",
-                action=f"Call {self._signature.name}.plan(...) first; arguments may be jax.ShapeDtypeStructs, for "
-                       "instance from jax.eval_shape(make_state, ...)")
+                f"{self._signature.name}.init lays the state out by a plan",
+                got="no plan yet",
+                action=f"Call {self._signature.name}.plan(...) first; arguments may be jax.ShapeDtypeStructs, "
+                "for instance from jax.eval_shape(make_state, ...)",
+            )
         mesh = devices.run_mesh(devices.resolve(self._options.cluster), self._latest.mesh)
         return born(make_state, args, self._latest, mesh, self._signature.positional)
 
     def _flatten(self, args: Any, kwargs: Any, arguments: Any) -> tuple[Any, list[Any]]:
-        """What the executables are kept by, and the leaves. `arguments` are `(args, kwargs)`, NNX objects split."""
+        """What executables are kept by, and the leaves of `arguments`, which are `(args, kwargs)` with NNX
+        objects split."""
         if self._signature.has_static:
             static = self._signature.static(args, kwargs)
             leaves, tree = jax.tree.flatten(self._signature.dynamic(*arguments))
@@ -214,7 +237,12 @@ class Parallelized:
                     return executable, executable.run(leaves)
         executable = self._build(self.trace(*args, **kwargs))
         self._executables.setdefault(key, []).append(executable)
-        return executable, executable.run(leaves)
+        try:
+            return executable, executable.run(leaves)
+        except OtherTypes:
+            raise AssertionError(
+                f"compiled for {executable.types}, called with {executable.types_of(leaves)}"
+            ) from None
 
     def _plan(self, traced: Traced) -> Plan:
         known = self._plans.get(traced.trace.fingerprint)
@@ -226,117 +254,34 @@ class Parallelized:
         return build(traced.trace, plan, devices.run_mesh(devices.resolve(self._options.cluster), plan.mesh))
 
 
-@dataclass(frozen=True, repr=False)
-class Traced:
-    """A traced step: `print` shows its program, `plan` plans it."""
-
-    trace: Trace
-    options: Options
-
-    @property
-    def jaxpr(self) -> Any:
-        """The program on flat leaves, a `ClosedJaxpr`."""
-        return self.trace.jaxpr
-
-    def plan(self) -> Plan:
-        """The plan: the one that was given if it is for this program, else the best that the search finds.
-
-        Raises:
-          PlanError: there is none, or the given plan is for another program.
-        """
-        options = self.options
-        if options.plan is not None:
-            check_program(options.plan, self.trace.fingerprint, self.trace.inputs)
-            return options.plan
-        target = devices.resolve(options.cluster)
-        mesh = target.fixed_mesh
-        _check_pins(self.trace, dict(mesh.items()) if mesh else None)
-        return make_plan(
-            self.trace, target.cluster, memory_bytes=options.memory_bytes,
-            mesh_shape=mesh.axis_sizes if mesh else options.mesh_shape, layout=options.layout,
-            budget_s=options.budget_s, **({"axis_names": mesh.axis_names} if mesh else {}))
-
-    def __str__(self) -> str:
-        return str(self.trace.jaxpr)
-
-    def __repr__(self) -> str:
-        trace = self.trace
-        return f"<Traced {trace.name}: {len(trace.inputs)} inputs, {len(trace.outputs)} outputs>"
-
-
-class Compiled:
-    """A step compiled for one abstract signature and one plan; called like the step."""
-
-    def __init__(self, signature: Signature, executable: Executable, static: Any) -> None:
-        self._signature, self._executable, self._static = signature, executable, static
-
-    @property
-    def plan(self) -> Plan:
-        return self._executable.plan
-
-    @property
-    def mesh(self) -> Mesh:
-        """The devices that the step runs on."""
-        return self._executable.mesh
-
-    @property
-    def input_shardings(self) -> dict[str, NamedSharding]:
-        """The layout of every leaf of the arguments on the devices, by path; for instance to restore a checkpoint."""
-        return dict(zip((leaf.path for leaf in self.plan.inputs), self._executable.in_shardings, strict=True))
-
-    def memory_analysis(self) -> Any:
-        """What the compiler says of memory per device, as `jax.stages.Compiled.memory_analysis`."""
-        return self._executable.compiled.memory_analysis()
-
-    def as_text(self) -> str:
-        """The compiled program, as `jax.stages.Compiled.as_text`."""
-        return self._executable.compiled.as_text()
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the step.
-
-        Raises:
-          PlanError: the arguments have another structure, shapes or dtypes than it was compiled for.
-        """
-        trace = self._executable.trace
-        if self._signature.static(args, kwargs) != self._static:
-            raise PlanError("a compiled step takes the static arguments that it was compiled for",
-                            got=f"{self._signature.static(args, kwargs)} instead of {self._static}",
-                            action="Call the step itself, or compile it for these too")
-        dynamic = self._signature.dynamic(args, kwargs)
-        objects = nnx.has_objects(dynamic)
-        with nnx.context(objects):
-            leaves, tree = jax.tree.flatten(nnx.split(dynamic) if objects else dynamic)
-            outputs = self._run(leaves, tree)
-            result = trace.out_tree.unflatten(outputs)
-            if objects:
-                return nnx.merge(result, inner=False)[2]
-            return nnx.merge(result, tagged=False) if trace.has_objects else result
-
-    def __repr__(self) -> str:
-        return f"<Compiled {self._signature.name} on ({self.plan.mesh})>"
-
-    def _run(self, leaves: list[Any], tree: Any) -> list[Any]:
-        action = "Call the step itself, which compiles for every structure and type, or compile it for these"
-        if tree != self._executable.trace.in_tree:
-            raise PlanError("a compiled step takes arguments of the structure that it was compiled for",
-                            got=f"{tree} instead of {self._executable.trace.in_tree}", action=action)
-        try:
-            return self._executable.run(leaves)
-        except OtherTypes:
-            pass
-        leaves = self._executable.types_of(leaves)
-        for leaf, now, then in zip(self._executable.trace.inputs, leaves, self._executable.types):
-            if now != then:
-                weak = " (weakly typed)" * now[2]
-                raise PlanError("a compiled step takes the shapes and dtypes that it was compiled for", path=leaf.path,
-                                shape=leaf.shape, dtype=leaf.dtype, got=f"{now[1]}{list(now[0])}{weak}", action=action)
-        raise AssertionError("types differ, yet none does")
+def _updated(options: Options, **changes: Any) -> Options:
+    """Options with some changed, given as users give them, and checked."""
+    if "cluster" in changes:
+        devices.check_cluster(changes["cluster"])
+    if "memory" in changes:
+        memory = changes.pop("memory")
+        changes["memory_bytes"] = None if memory is None else parse_bytes(memory)
+    if "mesh_shape" in changes:
+        changes["mesh_shape"] = _checked_shape(changes["mesh_shape"])
+    if "plan" in changes:
+        changes["plan"] = _checked_plan(changes["plan"])
+    if changes.get("layout", "auto") not in LAYOUTS:
+        raise PlanError(
+            f"`layout` is one of {', '.join(map(repr, LAYOUTS))}",
+            got=repr(changes["layout"]),
+            action="Leave it out to let the planner choose",
+        )
+    options = replace(options, **changes)
+    if options.cluster is None:
+        options = replace(options, cluster=_pinned_mesh(options.in_shardings))
+    return options
 
 
 def _checked_plan(plan: Any) -> Plan | None:
     if plan is not None and not isinstance(plan, Plan):
-        raise PlanError("`plan` is an autoplan.Plan", got=repr(plan), action="Read a plan file with Plan.load(path)")
+        raise PlanError(
+            "`plan` is an autoplan.Plan", got=repr(plan), action="Read a plan file with Plan.load(path)"
+        )
     return plan
 
 
@@ -345,8 +290,11 @@ def _checked_shape(mesh_shape: Iterable[int] | None) -> tuple[int, ...] | None:
         return None
     shape = tuple(mesh_shape) if isinstance(mesh_shape, Iterable) else ()
     if not shape or not all(isinstance(size, int) and size >= 1 for size in shape):
-        raise PlanError("`mesh_shape` is a tuple of the sizes of the mesh axes", got=repr(mesh_shape),
-                        action="Write, for instance, mesh_shape=(4, 2)")
+        raise PlanError(
+            "`mesh_shape` is a tuple of the sizes of the mesh axes",
+            got=repr(mesh_shape),
+            action="Write, for instance, mesh_shape=(4, 2)",
+        )
     return shape
 
 
@@ -355,19 +303,10 @@ def _pinned_mesh(in_shardings: Any) -> Mesh | None:
     pins = jax.tree.leaves(in_shardings, is_leaf=lambda x: isinstance(x, jax.sharding.Sharding))
     meshes = {pin.mesh for pin in pins if isinstance(pin, NamedSharding)}
     if len(meshes) > 1:
-        raise PinError("the layouts in in_shardings are on one mesh", got=", ".join(map(str, meshes)),
-                       action="Use the same mesh for all")
+        raise PinError(
+            "the layouts in in_shardings are on one mesh",
+            got=", ".join(map(str, meshes)),
+            action="Use the same mesh for all",
+        )
     mesh = meshes.pop() if meshes else None
     return mesh if isinstance(mesh, Mesh) else None
-
-
-def _check_pins(trace: Trace, sizes: dict[str, int] | None) -> None:
-    """Refuses pins that no mesh, or not the user's mesh, can satisfy."""
-    for leaf in trace.inputs:
-        entries = tuple(leaf.spec or ())
-        if sizes is not None:
-            check_divisible(leaf.path, leaf.shape, leaf.dtype, entries, sizes, PinError, trace.source)
-        elif any(isinstance(entry, (str, tuple)) for entry in entries):
-            raise PinError("a layout names axes of a mesh", got=f"{leaf.spec} and no mesh", path=leaf.path,
-                           shape=leaf.shape, dtype=leaf.dtype, source=trace.source,
-                           action="Pass the mesh as `cluster=jax.make_mesh(...)`, or use NamedShardings")

@@ -27,16 +27,8 @@ class Scored:
     choice: np.ndarray
 
     @property
-    def compute_time_s(self) -> float:
-        return float(sum(c[k] for c, k in zip(self.shell.compute_s, self.choice)))
-
-    @property
     def step_time_s(self) -> float:
         return float(self.shell.problem.cost(self.choice))
-
-    @property
-    def communication_time_s(self) -> float:
-        return max(self.step_time_s - self.compute_time_s, 0.0)
 
     @property
     def peak_memory_bytes(self) -> float:

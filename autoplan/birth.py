@@ -1,4 +1,4 @@
-"""States that are born sharded: made by a compiled program whose results are laid out as the plan wants them."""
+"""States that are born sharded: made by a program whose results are laid out as the plan wants them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ _SHOWN = 5
 _Types = dict[str, tuple[tuple[int, ...], str]]
 
 
-def born(make_state: Callable[..., Any], args: Sequence[Any], plan: Plan, mesh: Mesh, names: Sequence[str]) -> Any:
+def born(
+    make_state: Callable[..., Any], args: Sequence[Any], plan: Plan, mesh: Mesh, names: Sequence[str]
+) -> Any:
     """`make_state(*args)`, laid out like the arguments of the plan's step that it is.
 
     Args:
@@ -56,8 +58,13 @@ def _is_dynamic(arg: Any) -> bool:
     return bool(leaves) and all(isinstance(x, (jax.Array, np.ndarray)) or nnx.is_object(x) for x in leaves)
 
 
-def _layouts(keys: Sequence[nnx.Keys], types: Sequence[tuple[tuple[int, ...], str]], is_tuple: bool, plan: Plan,
-             names: Sequence[str]) -> list[LeafLayout]:
+def _layouts(
+    keys: Sequence[nnx.Keys],
+    types: Sequence[tuple[tuple[int, ...], str]],
+    is_tuple: bool,
+    plan: Plan,
+    names: Sequence[str],
+) -> list[LeafLayout]:
     """The planned layout of each leaf of the new state."""
     arguments = {name: _below(name, plan.inputs) for name in names}
     whole = {"".join(key): kind for key, kind in zip(keys, types, strict=True)}
@@ -74,7 +81,9 @@ def _layouts(keys: Sequence[nnx.Keys], types: Sequence[tuple[tuple[int, ...], st
     for index, part in parts.items():
         name = next((name for name in remaining if _types(arguments[name]) == part), None)
         if name is None:
-            raise _mismatch(part, {name: arguments[name] for name in remaining}, plan, f"element {index[1:-1]} of ")
+            raise _mismatch(
+                part, {name: arguments[name] for name in remaining}, plan, f"element {index[1:-1]} of "
+            )
         remaining.remove(name)
         chosen[index] = arguments[name]
     return [chosen[key[0]]["".join(key[1:])] for key in keys]
@@ -84,7 +93,7 @@ def _below(name: str, leaves: Sequence[LeafLayout]) -> dict[str, LeafLayout]:
     """The leaves of an argument by their path below its name."""
     found = {}
     for leaf in leaves:
-        rest = leaf.path[len(name):]
+        rest = leaf.path[len(name) :]
         if leaf.path.startswith(name) and (not rest or rest[0] in ".["):
             found[rest] = leaf
     return found
@@ -94,16 +103,26 @@ def _types(layouts: dict[str, LeafLayout]) -> _Types:
     return {path: (layout.shape, layout.dtype) for path, layout in layouts.items()}
 
 
-def _mismatch(part: _Types, arguments: dict[str, dict[str, LeafLayout]], plan: Plan, what: str = "") -> StateError:
+def _mismatch(
+    part: _Types, arguments: dict[str, dict[str, LeafLayout]], plan: Plan, what: str = ""
+) -> StateError:
     """The error for a state that is no argument: its differences from the one that is most like it."""
     nearest = max(arguments, key=lambda name: len(part.keys() & arguments[name].keys()), default=None)
     taken = _types(arguments[nearest]) if nearest is not None else {}
     problems = [f"{nearest}{path} is missing" for path in taken if path not in part]
     problems += [f"{nearest or ''}{path} is not in the plan" for path in part if path not in taken]
-    problems += [f"{nearest}{path} is {describe_array(*reversed(part[path]))} and was planned as "
-                 f"{describe_array(*reversed(taken[path]))}" for path in part if path in taken
-                 and part[path] != taken[path]]
-    shown = "; ".join(problems[:_SHOWN]) + (f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else "")
-    return StateError(f"{what}what make_state returns must be an argument of {plan.program}, or a tuple of several",
-                      got=shown, action=f"Call {plan.program}.plan(...) with what make_state returns, for instance "
-                                        "jax.eval_shape(make_state, ...)")
+    problems += [
+        f"{nearest}{path} is {describe_array(*reversed(part[path]))} and was planned as "
+        f"{describe_array(*reversed(taken[path]))}"
+        for path in part
+        if path in taken and part[path] != taken[path]
+    ]
+    shown = "; ".join(problems[:_SHOWN]) + (
+        f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+    )
+    return StateError(
+        f"{what}what make_state returns must be an argument of {plan.program}, or a tuple of several",
+        got=shown,
+        action=f"Call {plan.program}.plan(...) with what make_state returns, for instance "
+        "jax.eval_shape(make_state, ...)",
+    )

@@ -63,7 +63,11 @@ class _UsageError(Exception):
 
 
 class _ProgramError(Exception):
-    """The user's code raised `__cause__` while it was doing what the message says."""
+    """The user's code raised an error while it was doing what the message says."""
+
+    def __init__(self, doing: str, raised: BaseException) -> None:
+        super().__init__(doing)
+        self.raised = raised
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PlanError as error:
         return _failed(options, str(error), FAILED)
     except _ProgramError as error:
-        return _failed(options, f"{error}: {_described(error.__cause__)}", FAILED)
+        return _failed(options, f"{error}: {_described(error.raised)}", FAILED)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -128,16 +132,18 @@ def _parser() -> argparse.ArgumentParser:
 def _run_plan(options: argparse.Namespace) -> int:
     if options.save and not Path(options.save).absolute().parent.is_dir():
         raise _UsageError(f"--save {options.save}: there is no such folder")
+    if options.save and Path(options.save).is_dir():
+        raise _UsageError(f"--save {options.save}: this is a folder; give the path of a file")
     if "JAX_PLATFORMS" not in os.environ:
         jax.config.update("jax_platforms", "cpu")
     with contextlib.redirect_stdout(sys.stderr):
         plan = _make_plan(options)
+    print(plan.to_json() if options.json else plan, end="" if options.json else "\n", flush=True)
     if options.save:
         try:
             plan.save(options.save)
         except OSError as error:
             raise _UsageError(f"--save {options.save}: {error.strerror}") from error
-    print(plan.to_json() if options.json else plan, end="" if options.json else "\n")
     return OK
 
 
@@ -210,11 +216,10 @@ def _import_file(path: Path) -> ModuleType:
         raise _UsageError(f"there is no file {path}")
     _first_on_path(path.parent)
     name = path.stem
-    loaded = sys.modules.get(name)
-    if loaded is not None:
+    while (loaded := sys.modules.get(name)) is not None:
         if getattr(loaded, "__file__", None) and Path(loaded.__file__).resolve() == path:
             return loaded
-        name = f"_autoplan_{name}"  # a file that is called like a module that is in use, such as search.py
+        name = f"_{name}"  # the file is called like a module that is in use, such as json.py
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise _UsageError(f"{path} is no Python file")
@@ -253,7 +258,7 @@ def _program(doing: str) -> Iterator[None]:
     except (PlanError, _UsageError, _ProgramError):
         raise
     except (Exception, SystemExit) as error:
-        raise _ProgramError(doing) from error
+        raise _ProgramError(doing, error) from error
 
 
 # Errors.
@@ -267,10 +272,8 @@ def _failed(options: argparse.Namespace, message: str, code: int) -> int:
     return code
 
 
-def _described(error: BaseException | None) -> str:
+def _described(error: BaseException) -> str:
     """What was raised and, in the user's code if the error passed through it, where."""
-    if error is None:
-        return "unknown"
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} [{Path(error.filename or '?').name}:{error.lineno}]"
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -279,12 +282,9 @@ def _described(error: BaseException | None) -> str:
 
 
 def _last_user_line(trace: TracebackType | None) -> str:
-    """The last line of a traceback that is in no installed package, as "file:line (function)"; "" if there is
-    none."""
-    own, installed = (
-        str(Path(__file__).parent),
-        (f"{os.sep}site-packages{os.sep}", f"{os.sep}lib{os.sep}python"),
-    )
+    """The last line of a traceback in no installed package, as "file:line (function)"; "" if none."""
+    own = str(Path(__file__).parent)
+    installed = (f"{os.sep}site-packages{os.sep}", f"{os.sep}lib{os.sep}python")
     for frame in reversed(traceback.extract_tb(trace)):
         if not (frame.filename.startswith((own, "<")) or any(part in frame.filename for part in installed)):
             return f"{Path(frame.filename).name}:{frame.lineno} ({frame.name})"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 import functools
+import itertools
 
 import jax
 from jax.extend import core as jex_core
@@ -98,8 +99,13 @@ def scan_split(eqn: JaxprEqn) -> tuple[int, int]:
 
 
 def source_line(eqn: JaxprEqn) -> str:
-    """"file:line (function)" of the user's code that wrote the equation, or "" if unknown."""
-    frame = source_info_util.user_frame(eqn.source_info.traceback)
+    """"file:line (function)" of the user's code that wrote the equation, or "" if unknown.
+
+    Lines of installed libraries (flax, optax) are passed over where the user's own is on the stack.
+    """
+    frames = list(itertools.islice(source_info_util.user_frames(eqn.source_info.traceback), 64))
+    own = (f for f in frames if "site-packages" not in f.file_name and "dist-packages" not in f.file_name)
+    frame = next(own, frames[0] if frames else None)
     if frame is None:
         return ""
     return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"

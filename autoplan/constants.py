@@ -1,7 +1,7 @@
 """Arrays that a step closes over, turned into inputs of its program.
 
-JAX bakes a closed-over array into the program, whole on every device. Here large ones become further inputs, so that
-they are planned, sharded and reported like the arguments. Small ones stay.
+JAX bakes a closed-over array into the program, whole on every device. Here large ones become further inputs,
+so that they are planned, sharded and reported like the arguments. Small ones stay.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from jax.extend import core as jex_core
 from . import compat
 
 LEAST_BYTES = 1 << 16
-"""Constants below this stay in the program: an all-gather of 64 KiB takes less time than a kernel launch or two."""
+"""Constants below this stay in the program: a copy of them on every device costs nothing to speak of."""
 
 
-def hoist(jaxpr: jex_core.ClosedJaxpr, least_bytes: int = LEAST_BYTES) -> tuple[jex_core.ClosedJaxpr, tuple[Any, ...]]:
+def hoist(
+    jaxpr: jex_core.ClosedJaxpr, least_bytes: int = LEAST_BYTES
+) -> tuple[jex_core.ClosedJaxpr, tuple[Any, ...]]:
     """Moves large constants, also those of nested `jit`s, to new inputs after the existing ones.
 
     Returns:
@@ -29,9 +31,11 @@ def hoist(jaxpr: jex_core.ClosedJaxpr, least_bytes: int = LEAST_BYTES) -> tuple[
 
 
 def _lift(body: Any, consts: Sequence[Any], least_bytes: int) -> tuple[Any, list[Any], list[Any]]:
-    """The body with its large constants as further inputs, its other constants, and the values of those inputs."""
+    """The body with large constants as further inputs, its other constants, and the values of the inputs."""
     kept = [(var, value) for var, value in zip(body.constvars, consts) if _size_bytes(var.aval) < least_bytes]
-    moved = [(var, value) for var, value in zip(body.constvars, consts) if _size_bytes(var.aval) >= least_bytes]
+    moved = [
+        (var, value) for var, value in zip(body.constvars, consts) if _size_bytes(var.aval) >= least_bytes
+    ]
     var_of = {id(value): var for var, value in moved}
     eqns = []
     for eqn in body.eqns:
@@ -40,17 +44,23 @@ def _lift(body: Any, consts: Sequence[Any], least_bytes: int) -> tuple[Any, list
             eqns.append(eqn)
             continue
         inside, small, values = _lift(compat.open_jaxpr(inner), compat.consts_of(inner), least_bytes)
-        for value, var in zip(values, inside.invars[len(inside.invars) - len(values):], strict=True):
+        for value, var in zip(values, inside.invars[len(inside.invars) - len(values) :], strict=True):
             if id(value) not in var_of:
                 var_of[id(value)] = compat.new_var(var.aval)
                 moved.append((var_of[id(value)], value))
-        eqns.append(_with_operands(eqn, inside, small, [var_of[id(value)] for value in values]) if values else eqn)
+        eqns.append(
+            _with_operands(eqn, inside, small, [var_of[id(value)] for value in values]) if values else eqn
+        )
     if not moved:
         return body, list(consts), []
     names = tuple(f"closure[{i}]" for i in range(len(moved)))
     debug_info = body.debug_info._replace(arg_names=(*(body.debug_info.arg_names or ()), *names))
-    body = body.replace(constvars=[var for var, _ in kept], invars=[*body.invars, *(var for var, _ in moved)],
-                        eqns=eqns, debug_info=debug_info)
+    body = body.replace(
+        constvars=[var for var, _ in kept],
+        invars=[*body.invars, *(var for var, _ in moved)],
+        eqns=eqns,
+        debug_info=debug_info,
+    )
     return body, [value for _, value in kept], [value for _, value in moved]
 
 

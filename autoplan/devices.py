@@ -1,7 +1,7 @@
 """What a step is planned for, and the devices that it runs on.
 
-The user gives a description, a `Cluster`, a `jax.sharding.Mesh`, a list of devices, or nothing. Planning needs only the
-description; `run_mesh` finds the devices when there is something to run.
+The user gives a description, a `Cluster`, a `jax.sharding.Mesh`, a list of devices, or nothing. Planning
+needs only the description; `run_mesh` finds the devices when there is something to run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ClusterLike = str | Cluster | Mesh | Sequence[jax.Device] | None
 
 @dataclass(frozen=True)
 class Target:
-    """A cluster to plan for. `devices` are those that were given, if any; `mesh` is the user's, which is kept."""
+    """A cluster to plan for. `devices` are those that were given, if any; `mesh` is the user's, and kept."""
 
     cluster: Cluster
     devices: tuple[jax.Device, ...] | None = None
@@ -75,9 +75,11 @@ def run_mesh(target: Target, shape: MeshShape) -> Mesh:
     """
     if target.mesh is not None:
         if dict(target.fixed_mesh.items()) != dict(shape.items()):
-            raise DeviceError("a plan runs on the mesh that it was made for",
-                              got=f"a plan for ({shape}) and a mesh with ({target.fixed_mesh})",
-                              action="Plan again, or pass a mesh of the plan's shape as `cluster=`")
+            raise DeviceError(
+                "a plan runs on the mesh that it was made for",
+                got=f"a plan for ({shape}) and a mesh with ({target.fixed_mesh})",
+                action="Plan again, or pass a mesh of the plan's shape as `cluster=`",
+            )
         return _auto_mesh(target.mesh.devices, target.mesh.axis_names)
     devices = _ordered(jax.devices(), keep=False) if target.devices is None else target.devices
     if len(devices) < shape.num_devices:
@@ -85,11 +87,12 @@ def run_mesh(target: Target, shape: MeshShape) -> Mesh:
         raise DeviceError(
             f"running on {target.cluster.name} needs {shape.num_devices} devices for the mesh ({shape})",
             got=f"{len(devices)} {platform} device{'s' * (len(devices) != 1)}",
-            action="Plan for the devices that are there by leaving out `cluster=`, or simulate the cluster on CPU with "
-                   f"XLA_FLAGS=--xla_force_host_platform_device_count={shape.num_devices} and JAX_PLATFORMS=cpu in "
-                   "the environment, before jax is imported")
+            action="Plan for the devices that are there by leaving out `cluster=`, or simulate it on CPU with "
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={shape.num_devices} and JAX_PLATFORMS=cpu in "
+            "the environment, before jax is imported",
+        )
     chosen = np.empty(shape.num_devices, dtype=object)
-    chosen[:] = devices[:shape.num_devices]
+    chosen[:] = devices[: shape.num_devices]
     return _auto_mesh(chosen.reshape(shape.axis_sizes), shape.axis_names)
 
 
@@ -107,29 +110,42 @@ def _parse(text: str) -> Cluster:
 def _device_list(devices: Any) -> tuple[jax.Device, ...]:
     items = tuple(np.asarray(devices, dtype=object).flat) if isinstance(devices, Iterable) else ()
     if not items or not all(isinstance(item, jax.Device) for item in items):
-        raise ClusterError("a cluster is a description, a jax.sharding.Mesh, a list of devices, or None for all devices",
-                           got=repr(devices), action="Write, for instance, cluster='8xH100' or cluster=jax.devices()")
+        raise ClusterError(
+            "a cluster is a description, a jax.sharding.Mesh, a list of devices, or None for all devices",
+            got=repr(devices),
+            action="Write, for instance, cluster='8xH100' or cluster=jax.devices()",
+        )
     if len(set(items)) != len(items):
-        raise ClusterError("a cluster has each device once", got=repr(list(items)), action="Leave the repeated ones out")
+        raise ClusterError(
+            "a cluster has each device once", got=repr(list(items)), action="Leave the repeated ones out"
+        )
     return items
 
 
 def _ordered(devices: Sequence[jax.Device], keep: bool) -> tuple[jax.Device, ...]:
-    """The devices in the order in which mesh axes run over them (the last axis over neighbours); as given if `keep`.
+    """The devices in the order in which mesh axes run over them (the last axis over neighbours); as given if
+    `keep`.
 
     TPUs: slice, then the torus's coordinates, row-major. Others: as JAX numbers them, which is host by host.
     """
     if keep or not all(hasattr(device, "coords") for device in devices):
         return tuple(devices)
-    return tuple(sorted(devices, key=lambda d: (getattr(d, "slice_index", 0) or 0, *d.coords,
-                                                getattr(d, "core_on_chip", 0))))
+    return tuple(
+        sorted(
+            devices,
+            key=lambda d: (getattr(d, "slice_index", 0) or 0, *d.coords, getattr(d, "core_on_chip", 0)),
+        )
+    )
 
 
 def _describe(devices: Sequence[jax.Device]) -> Cluster:
     kinds = {(device.device_kind, device.platform) for device in devices}
     if len(kinds) != 1:
-        raise ClusterError("the devices of a cluster are of one kind", got=str(sorted(kinds)),
-                           action="Pass devices of one kind as `cluster=`")
+        raise ClusterError(
+            "the devices of a cluster are of one kind",
+            got=str(sorted(kinds)),
+            action="Pass devices of one kind as `cluster=`",
+        )
     kind, platform = kinds.pop()
     hosts = len({device.process_index for device in devices})
     slices = len({getattr(device, "slice_index", 0) or 0 for device in devices})

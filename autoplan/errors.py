@@ -1,10 +1,11 @@
 """What users are told when something cannot be done.
 
-Every error is a `PlanError`, which is a `ValueError`. Its message has one form: where (the path, shape, dim and axis
-concerned), the rule that was broken, what was got instead, what to do next, and the user's source line:
+Every error is a `PlanError`, which is a `ValueError`. Its message has one form: where (the path, shape, dim
+and axis concerned), the rule that was broken, what was got instead, what to do next, and the user's source
+line:
 
-    batch['x'] (float32[10, 4]), dim 0, axis 'x': the size of a dim must be a multiple of the axes that split it;
-    got size 10 over 8 devices. Pad the dim to 16, or take 'x' off it [train.py:12 (step)]
+    batch['x'] (float32[10, 4]), dim 0, axis 'x': the size of a dim must be a multiple of the axes that split
+    it; got size 10 over 8 devices. Pad the dim to 16, or take 'x' off it [train.py:12 (step)]
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class DeviceError(PlanError):
 
 
 class MemoryLimitError(PlanError):
-    """No layout fits the memory. `smallest_bytes` is the least per device that would do, or None if unknown."""
+    """No layout fits the memory. `smallest_bytes` per device would do, if it is known (else None)."""
 
     def __init__(self, rule: str, *, smallest_bytes: float | None = None, **fields: Any) -> None:
         self.smallest_bytes = smallest_bytes
@@ -118,13 +119,20 @@ class PlanFileError(PlanError):
     """A plan file is broken, of another version, or of another program."""
 
 
-def check_divisible(path: str, shape: Sequence[int], dtype: Any, spec: Sequence[Any], sizes: dict[str, int],
-                    kind: type[PlanError] = ShardingError, source: str | None = None) -> None:
+def check_divisible(
+    path: str,
+    shape: Sequence[int],
+    dtype: Any,
+    spec: Sequence[Any],
+    sizes: dict[str, int],
+    kind: type[PlanError] = ShardingError,
+    source: str | None = None,
+) -> None:
     """Refuses a layout that splits a dim unevenly, or names an axis that the mesh lacks.
 
     Args:
-      spec: per dim an axis name, a tuple of them, or something else (ignored), as in a `PartitionSpec`; may be shorter
-        than `shape`.
+      spec: per dim an axis name, a tuple of them, or something else (ignored), as in a `PartitionSpec`; may
+        be shorter than `shape`.
       sizes: of the mesh axes, by name.
 
     Raises:
@@ -132,21 +140,35 @@ def check_divisible(path: str, shape: Sequence[int], dtype: Any, spec: Sequence[
     """
     where = dict(path=path, shape=shape, dtype=dtype, source=source)
     if len(spec) > len(shape):
-        raise kind("a layout has at most one entry per dim", got=f"{tuple(spec)} for {len(shape)} dims",
-                   action="Shorten the PartitionSpec", **where)
+        raise kind(
+            "a layout has at most one entry per dim",
+            got=f"{tuple(spec)} for {len(shape)} dims",
+            action="Shorten the PartitionSpec",
+            **where,
+        )
     for dim, entry in enumerate(spec):
         axes = (entry,) if isinstance(entry, str) else entry if isinstance(entry, tuple) else ()
         if not axes:
             continue
         if unknown := [axis for axis in axes if axis not in sizes]:
-            raise kind("a layout may only name axes of the mesh", got=f"a mesh with axes {sizes}",
-                       action="Rename the axis, or pass the mesh that has it as `cluster=`", dim=dim, axis=unknown,
-                       **where)
+            raise kind(
+                "a layout may only name axes of the mesh",
+                got=f"a mesh with axes {sizes}",
+                action="Rename the axis, or pass the mesh that has it as `cluster=`",
+                dim=dim,
+                axis=unknown,
+                **where,
+            )
         ways = 1
         for axis in axes:
             ways *= sizes[axis]
         if shape[dim] % ways:
             padded = -(-shape[dim] // ways) * ways
-            raise kind("the size of a dim must be a multiple of the number of ways it is split",
-                       got=f"size {shape[dim]} split {ways} ways", dim=dim, axis=axes,
-                       action=f"Pad the dim to {padded}, or split another dim", **where)
+            raise kind(
+                "the size of a dim must be a multiple of the number of ways it is split",
+                got=f"size {shape[dim]} split {ways} ways",
+                dim=dim,
+                axis=axes,
+                action=f"Pad the dim to {padded}, or split another dim",
+                **where,
+            )

@@ -1,8 +1,8 @@
 """A planned step, compiled: takes and returns the step's own trees, and is compiled once.
 
-The program is compiled ahead of time for flat leaves, so it can never be traced or compiled again behind the user's
-back. Leaves that are committed elsewhere are moved to their planned place; those that were once, are looked after from
-then on. Calls that fit cost one flatten, one dispatch and one unflatten.
+The program is compiled ahead of time for flat leaves, so it can never be traced or compiled again behind the
+user's back. Leaves that are committed elsewhere are moved to their planned place; those that were once, are
+looked after from then on. Calls that fit cost one flatten, one dispatch and one unflatten.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WEAK_SCALARS = (int, float, complex)  # bool is strongly typed
 
 
 class OtherTypes(Exception):
-    """The leaves have other types than the program was compiled for: not an error, but another program's call."""
+    """The leaves have other types than the program was compiled for: no error, but a call for another one."""
 
 
 class Executable:
@@ -32,29 +32,42 @@ class Executable:
     `types` are the leaf types that it takes; see `leaf_types`.
     """
 
-    def __init__(self, trace: Trace, plan: Plan, mesh: Mesh, jitted: Any, compiled: Any,
-                 in_shardings: Sequence[NamedSharding]) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        plan: Plan,
+        mesh: Mesh,
+        jitted: Any,
+        compiled: Any,
+        in_shardings: Sequence[NamedSharding],
+    ) -> None:
         self.trace, self.plan, self.mesh, self.jitted, self.compiled = trace, plan, mesh, jitted, compiled
         self.in_shardings = tuple(in_shardings)
         num_args = len(trace.inputs) - len(trace.consts)
-        self.consts = tuple(jax.device_put(value, sharding)
-                            for value, sharding in zip(trace.consts, self.in_shardings[num_args:], strict=True))
+        self.consts = tuple(
+            jax.device_put(value, sharding)
+            for value, sharding in zip(trace.consts, self.in_shardings[num_args:], strict=True)
+        )
         state = {i for i, _ in trace.state_pairs}
         avals = trace.jaxpr.in_avals[:num_args]
-        self.types = tuple((tuple(aval.shape), aval.dtype, i not in state and _is_weak(aval))
-                           for i, aval in enumerate(avals))
-        # State may come weakly or strongly typed; other scalars are checked, for they decide the types of results.
-        self._scalars = tuple((i, self.types[i][2]) for i, aval in enumerate(avals)
-                              if i not in state and not aval.shape)
+        self.types = tuple(
+            (tuple(aval.shape), aval.dtype, i not in state and _is_weak(aval)) for i, aval in enumerate(avals)
+        )
+        # State may come weakly or strongly typed. Other scalars are checked: they decide result types.
+        self._scalars = tuple(
+            (i, self.types[i][2]) for i, aval in enumerate(avals) if i not in state and not aval.shape
+        )
         self._state = frozenset(state)
-        # What is passed through is put in place once, and stays there; other leaves join when they come misplaced.
+        # What passes through is put in place once and for all; other leaves join when they come misplaced.
         self._placed = {i for i in trace.kept if i is not None}
         self._keeps = bool(self._placed)
 
     def types_of(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:
         """`leaf_types` of leaves, state counted as strongly typed."""
-        return tuple((shape, dtype, weak and i not in self._state)
-                     for i, (shape, dtype, weak) in enumerate(leaf_types(leaves)))
+        return tuple(
+            (shape, dtype, weak and i not in self._state)
+            for i, (shape, dtype, weak) in enumerate(leaf_types(leaves))
+        )
 
     def run(self, leaves: list[Any]) -> list[Any]:
         """The leaves of `trace.out_tree`. Changes the list `leaves`, whose arrays may be donated.
@@ -74,7 +87,7 @@ class Executable:
         return self._with_kept(outputs, leaves) if self._keeps else outputs
 
     def _run_unusual(self, leaves: list[Any], error: Exception) -> Sequence[Any]:
-        """Runs leaves that the compiled program refused: under another transformation, or committed elsewhere."""
+        """Runs leaves that the compiled program refused: tracers, or arrays that are committed elsewhere."""
         try:
             fits = self.types_of(leaves) == self.types
         except TypeError:  # some leaf is no array
@@ -83,7 +96,9 @@ class Executable:
             raise OtherTypes from None
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             return self.jitted(*leaves, *self.consts)
-        misplaced = {i for i, leaf in enumerate(leaves) if _is_misplaced(leaf, self.in_shardings[i])} - self._placed
+        misplaced = {
+            i for i, leaf in enumerate(leaves) if _is_misplaced(leaf, self.in_shardings[i])
+        } - self._placed
         if not misplaced:
             raise error
         self._placed |= misplaced
@@ -110,7 +125,9 @@ def build(trace: Trace, plan: Plan, mesh: Mesh) -> Executable:
     """
     sizes = dict(mesh.shape)
     for leaf in (*plan.inputs, *plan.outputs):
-        check_divisible(leaf.path, leaf.shape, leaf.dtype, tuple(leaf.partition_spec), sizes, source=trace.source)
+        check_divisible(
+            leaf.path, leaf.shape, leaf.dtype, tuple(leaf.partition_spec), sizes, source=trace.source
+        )
     in_shardings = tuple(NamedSharding(mesh, spec) for spec in plan.in_shardings)
     program = jex_core.jaxpr_as_fun(emit(trace, plan, mesh))
 
@@ -118,10 +135,16 @@ def build(trace: Trace, plan: Plan, mesh: Mesh) -> Executable:
         return program(*leaves)
 
     step.__name__ = step.__qualname__ = trace.name
-    jitted = jax.jit(step, in_shardings=in_shardings,
-                     out_shardings=[NamedSharding(mesh, spec) for spec in plan.out_shardings],
-                     donate_argnums=tuple(i for i, leaf in enumerate(trace.inputs) if leaf.donated))
-    avals = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=_is_weak(aval)) for aval in trace.jaxpr.in_avals]
+    jitted = jax.jit(
+        step,
+        in_shardings=in_shardings,
+        out_shardings=[NamedSharding(mesh, spec) for spec in plan.out_shardings],
+        donate_argnums=tuple(i for i, leaf in enumerate(trace.inputs) if leaf.donated),
+    )
+    avals = [
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=_is_weak(aval))
+        for aval in trace.jaxpr.in_avals
+    ]
     return Executable(trace, plan, mesh, jitted, jitted.lower(*avals).compile(), in_shardings)
 
 
@@ -144,5 +167,9 @@ def _is_weak(x: Any) -> bool:
 
 
 def _is_misplaced(leaf: Any, sharding: NamedSharding) -> bool:
-    return (isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.committed
-            and not sharding.is_equivalent_to(leaf.sharding, leaf.ndim))
+    return (
+        isinstance(leaf, jax.Array)
+        and not isinstance(leaf, jax.core.Tracer)
+        and leaf.committed
+        and not sharding.is_equivalent_to(leaf.sharding, leaf.ndim)
+    )

@@ -40,8 +40,7 @@ def size_of_limit(size_bytes: float, limit_bytes: float) -> str:
 
 
 def layout_in_words(plan: "Plan") -> str:
-    """What the mesh's axes split, after the nearest classic layout: "like fsdp: batch and state split over
-    x"."""
+    """What the axes split, after the nearest classic layout: "like fsdp: batch and state split over x"."""
     if plan.mesh.num_devices == 1:
         return "one device, so nothing is split"
     name = nearest_classic(plan)
@@ -105,13 +104,13 @@ def state_parts(plan: "Plan") -> dict[str, list["LeafLayout"]]:
 
 
 def _axes_in_words(mesh: "MeshShape", leaves: Sequence["LeafLayout"]) -> str:
-    """ "split over x and, 96% of it, over y", or "replicated"."""
-    shares = {axis: _share(mesh, leaves, axis) for axis, size in mesh.items() if size > 1}
-    whole = [axis for axis, share in shares.items() if share > 1 - SAME]
-    partly = [f"{share:.0%} of it over {axis}" for axis, share in shares.items() if SAME <= share <= 1 - SAME]
-    if not whole and not partly:
-        return "replicated"
-    return "split " + ", ".join([f"over {_and(whole)}"] * bool(whole) + partly)
+    """ "split over x and y (96% of it)", or "replicated"."""
+    words = []
+    for axis, size in mesh.items():
+        share = _share(mesh, leaves, axis)
+        if size > 1 and share >= SAME:
+            words.append(axis if share > 1 - SAME else f"{axis} ({share:.0%} of it)")
+    return f"split over {_and(words)}" if words else "replicated"
 
 
 def _inner_axes_in_words(plan: "Plan") -> list[str]:
@@ -187,8 +186,7 @@ def search_in_words(plan: "Plan") -> str:
 
 
 def why(plan: "Plan") -> str:
-    """The plan against the best classic layout, or against the best there is if a classic one was asked
-    for."""
+    """The plan against the best classic layout; if a classic one was asked for, against the best of all."""
     others = [c for c in plan.candidates if c is not chosen(plan)]
     if not others:
         return "nothing else was considered" if plan.layout == "auto" else f"{plan.layout} was asked for"
@@ -208,14 +206,14 @@ def why(plan: "Plan") -> str:
 
 
 def verdict(plan: "Plan", other: "Candidate") -> str:
-    """Why a candidate lost, such as "1.8x slower: 4.1 ms more communication" or "needs 21 GiB of 16 GiB"."""
+    """Why a candidate lost, such as "1.80x slower: +4.1 ms communication" or "needs 21 GiB of 16 GiB"."""
     if not other.fits:
         if plan.memory_limit_bytes < other.peak_memory_bytes < math.inf:
             words = f"needs {size_of_limit(other.peak_memory_bytes, plan.memory_limit_bytes)}"
         else:
             words = "" if other.note else "does not fit"
     elif other.status.upper() == "CUTOFF":
-        words = "cannot win, so not searched to the end"
+        words = "cannot win, search cut short"
     elif not math.isfinite(other.step_time_s) or not plan.step_time_s:
         words = "" if other.note else "not searched"
     else:
@@ -247,7 +245,7 @@ def _speed_in_words(plan: "Plan", other: "Candidate") -> str:
         more = other.peak_memory_bytes - plan.peak_memory_bytes
         if not math.isfinite(more) or abs(more) < SAME * plan.peak_memory_bytes:
             return "as fast"
-        return f"as fast, with {format_bytes(abs(more))} {'more' if more > 0 else 'less'} memory"
+        return f"as fast, {'+' if more > 0 else '-'}{format_bytes(abs(more))} memory"
     words = f"{_ratio(ratio)} slower" if ratio > 1 else f"{_ratio(1 / ratio)} faster"
     differences = [
         (other.communication_time_s - plan.communication_time_s, "communication"),
@@ -255,7 +253,7 @@ def _speed_in_words(plan: "Plan", other: "Candidate") -> str:
     ]
     least = 0.1 * abs(other.step_time_s - plan.step_time_s)
     told = sorted((d for d in differences if least <= abs(d[0]) < math.inf), reverse=ratio > 1)
-    reasons = [f"{format_time(abs(time))} {'more' if time > 0 else 'less'} {what}" for time, what in told]
+    reasons = [f"{'+' if time > 0 else '-'}{format_time(abs(time))} {what}" for time, what in told]
     return f"{words}: {', '.join(reasons)}" if reasons else words
 
 

@@ -1,7 +1,7 @@
 """A hash of a traced program, the same in every process and at every address.
 
-The jaxpr is walked rather than printed: printing a large one takes seconds, and shows object addresses and sets in an
-order that changes from process to process.
+The jaxpr is walked rather than printed: printing a large one takes seconds, and shows object addresses and
+sets in an order that changes from process to process.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
 
 
 def fingerprint(jaxpr: jex_core.ClosedJaxpr, extra: Iterable[str] = ()) -> str:
-    """32 hex digits that identify the program: its equations, types and names of nested functions, and `extra`.
+    """32 hex digits that identify the program: its equations, types and names of nested functions, and
+    `extra`.
 
-    Values of constants, source lines and addresses do not count.
+    Values of constants, source lines, addresses and weak types do not count.
     """
     known: dict[int, tuple[Any, str]] = {}
     parts = [_jaxpr(jaxpr, known), *extra]
@@ -30,7 +31,7 @@ def fingerprint(jaxpr: jex_core.ClosedJaxpr, extra: Iterable[str] = ()) -> str:
 
 
 def _jaxpr(jaxpr: Any, known: dict[int, tuple[Any, str]]) -> str:
-    """The digest of a jaxpr, open or closed; `known` remembers those that occur often (and keeps them alive)."""
+    """The digest of a jaxpr, open or closed; `known` remembers those that were seen, and keeps them alive."""
     if id(jaxpr) in known:
         return known[id(jaxpr)][1]
     body = getattr(jaxpr, "jaxpr", jaxpr)
@@ -38,21 +39,27 @@ def _jaxpr(jaxpr: Any, known: dict[int, tuple[Any, str]]) -> str:
 
     def name(var: Any) -> str:
         if hasattr(var, "val"):
-            return f"{_text(var.val, known)}:{var.aval}"
+            return f"{_text(var.val, known)}:{_type(var.aval)}"
         return names.setdefault(var, str(len(names)))
 
     def typed(var: Any) -> str:
-        return f"{name(var)}:{var.aval}"
+        return f"{name(var)}:{_type(var.aval)}"
 
     lines = [" ".join(map(typed, body.constvars)), " ".join(map(typed, body.invars))]
     for eqn in body.eqns:
-        params = " ".join(f"{key}={_text(eqn.params[key], known)}" for key in sorted(eqn.params))
+        params = " ".join(
+            f"{key}={_text(eqn.params[key], known)}" for key in sorted(eqn.params) if key != "weak_type"
+        )
         operands, results = " ".join(map(name, eqn.invars)), " ".join(map(typed, eqn.outvars))
         lines.append(f"{results} = {eqn.primitive.name}[{params}] {operands}")
     lines.append(" ".join(map(name, body.outvars)))
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     known[id(jaxpr)] = (jaxpr, digest)
     return digest
+
+
+def _type(aval: Any) -> str:
+    return f"{aval.dtype}{aval.shape}" if hasattr(aval, "dtype") and hasattr(aval, "shape") else str(aval)
 
 
 def _text(value: Any, known: dict[int, tuple[Any, str]]) -> str:

@@ -1,9 +1,10 @@
 """Flax NNX objects as pytrees of arrays, and back.
 
-A step may take and change NNX modules, optimizers, Rngs and Variables. As in `flax.nnx.jit`, objects are split into a
-static graph and arrays outside the traced function, merged inside it, split again after the user's code has changed
-them, and merged outside into the very objects that the caller holds. One `flax.nnx.update_context` spans all four, so
-aliases survive: an optimizer that refers to its model, a Variable that two layers share, an object that is returned.
+A step may take and change NNX modules, optimizers, Rngs and Variables. As in `flax.nnx.jit`, objects are
+split into a static graph and arrays outside the traced function, merged inside it, split again after the
+user's code has changed them, and merged outside into the very objects that the caller holds. One
+`flax.nnx.update_context` spans all four, so aliases survive: an optimizer that refers to its model, a
+Variable that two layers share, an object that is returned.
 
 Flax is optional: it is used if the user has imported it, and never imported here.
 """
@@ -63,7 +64,9 @@ def any_object(args: Sequence[Any]) -> bool:
 
 def has_nodes(tree: Any) -> bool:
     """Whether a pytree holds NNX objects that were split."""
-    return any(isinstance(leaf, Node) for leaf in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Node)))
+    return any(
+        isinstance(leaf, Node) for leaf in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Node))
+    )
 
 
 def has_objects(tree: Any) -> bool:
@@ -80,7 +83,7 @@ def only_objects(tree: Any) -> Any:
 
 @contextlib.contextmanager
 def context(active: bool = True) -> Iterator[None]:
-    """Spans the four steps outer `split`, inner `merge`, inner `split`, outer `merge`; nothing if not `active`."""
+    """Spans outer `split`, inner `merge`, inner `split` and outer `merge`; nothing if not `active`."""
     if not active:
         yield
         return
@@ -91,6 +94,7 @@ def context(active: bool = True) -> Iterator[None]:
 def split(tree: Any, *, tagged: bool = True) -> Any:
     """The pytree with a `Node` for each NNX object. `tagged` objects belong to the surrounding `context`."""
     with _flax().split_context(_TAG if tagged else None) as ctx:
+
         def convert(x: Any) -> Any:
             return Node(*ctx.flatten(x, with_paths=False)) if is_object(x) else x
 
@@ -98,8 +102,9 @@ def split(tree: Any, *, tagged: bool = True) -> Any:
 
 
 def merge(tree: Any, *, inner: bool | None = None, tagged: bool = True) -> Any:
-    """The reverse of `split`: NNX objects for each `Node`; `inner` says on which side of the trace, if tagged."""
+    """The reverse of `split`: an NNX object for each `Node`; `inner` is whether this is inside the trace."""
     with _flax().merge_context(_TAG if tagged else None, inner if tagged else None) as ctx:
+
         def convert(x: Any) -> Any:
             return ctx.unflatten(x.graph, list(x.values)) if isinstance(x, Node) else x
 

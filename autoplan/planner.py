@@ -32,8 +32,15 @@ from .units import format_bytes
 
 LAYOUTS = ("auto", "data", "fsdp", "tensor")
 AXIS_NAMES = ("x", "y", "z")
+# Relative gap to which the search is proved, and to which a classic layout's cost is known (any better choice is
+# found by the search anyway).
+PROOF_GAP, CLASSIC_GAP = 1e-5, 5e-3
+# A classic layout this many times slower than the best so far is not worked out further.
+HOPELESS = 3.0
 # Rounds of adding memory rows before the planner gives a choice up as too large.
 MEMORY_ROUNDS = 12
+# Rounds of the same after a proof that nothing fits, to learn what limit would do.
+REFUTED_ROUNDS = 3
 
 
 class Phases:
@@ -107,7 +114,7 @@ def make_plan(trace: Trace, cluster: Cluster, *, memory_bytes: float | None = No
     folded = fold(graph, trace)
     roles = roles_of(folded, trace)
     phases.end("fold")
-    limit = float(memory_bytes if memory_bytes is not None else cluster.device.memory_bytes)
+    limit = float(memory_bytes if memory_bytes is not None else cluster.device.usable_memory_bytes)
     deadline = math.inf if budget_s is None else started + budget_s
     setting = Setting(trace, folded, roles, cluster, limit, deadline, phases)
     outcomes: list[Outcome] = []
@@ -136,17 +143,19 @@ def _solve_shape(setting: Setting, shape, names, layout: str, before: Sequence[O
     memory = memory_model(shell, setting.trace)
     setting.phases.end("problem")
     named = named_parts(len(shape))
-    if layout != "auto":
-        named = {layout: named[layout]}
-    elif not fixed and len(shape) > 1:  # one part on all axes is what the one-axis mesh already scored
+    if not fixed and len(shape) > 1:  # one part on all axes is what the one-axis mesh already scored
         named = {name: parts for name, parts in named.items() if len(set(parts)) > 1}
-    outcomes = []
-    for name, parts in named.items():
-        masks = restrict(shell, setting.roles, parts)
-        outcomes.append(_solve(setting, shell, memory, name, names, masks=masks))
-    setting.phases.end("classic layouts")
     if layout != "auto":
-        return outcomes
+        masks = restrict(shell, setting.roles, named[layout])
+        forced = _solve(setting, shell, memory, layout, names, masks=masks)
+        setting.phases.end("search")
+        return [forced]
+    outcomes: list[Outcome] = []
+    for name, parts in named.items():
+        best = min((o.cost_s for o in [*before, *outcomes]), default=math.inf)
+        outcomes.append(_solve(setting, shell, memory, name, names, masks=restrict(shell, setting.roles, parts),
+                               cutoff=HOPELESS * best, gap=CLASSIC_GAP, rounds=1))
+    setting.phases.end("classic layouts")
     cutoff = min((o.cost_s for o in [*before, *outcomes]), default=math.inf)
     start = min(outcomes, key=lambda o: o.cost_s, default=None)
     initial = start.scored.choice if start is not None and start.scored is not None else None
@@ -156,7 +165,8 @@ def _solve_shape(setting: Setting, shape, names, layout: str, before: Sequence[O
 
 
 def _solve(setting: Setting, shell: ClassProblem, memory: MemoryModel, name: str, axis_names, *,
-           masks: Sequence[np.ndarray] | None = None, cutoff: float = math.inf, initial=None) -> Outcome:
+           masks: Sequence[np.ndarray] | None = None, cutoff: float = math.inf, initial=None,
+           gap: float = PROOF_GAP, rounds: int = MEMORY_ROUNDS) -> Outcome:
     """The best choice within the memory limit. Memory rows are added where a choice turns out too large."""
     base = shell.problem
     if masks is not None:
@@ -165,10 +175,10 @@ def _solve(setting: Setting, shell: ClassProblem, memory: MemoryModel, name: str
     smallest = math.inf
     shape = shell.machine.shape
     first: Scored | None = None
-    limit = setting.limit_bytes
-    for _ in range(MEMORY_ROUNDS):
+    limit, refuted = setting.limit_bytes, 0
+    for _ in range(rounds):
         problem = _with_rows(base, memory, positions, limit)
-        solution = solve(problem, budget_s=setting.left_s, cutoff=cutoff, initial=initial)
+        solution = solve(problem, budget_s=setting.left_s, cutoff=cutoff, initial=initial, gap=gap)
         choice = solution.choice
         if solution.status is Status.INFEASIBLE and solution.infeasibility is not None:
             choice = solution.infeasibility.choice
@@ -181,7 +191,8 @@ def _solve(setting: Setting, shell: ClassProblem, memory: MemoryModel, name: str
         if profile.max(initial=0.0) <= limit * (1 + 1e-9):
             return Outcome(name, tuple(axis_names), shape, scored, solution, True, smallest)
         new = _peaks(profile, limit, positions)
-        if not new:
+        refuted += solution.status is Status.INFEASIBLE
+        if not new or refuted > REFUTED_ROUNDS:
             break
         positions += new
     return Outcome(name, tuple(axis_names), shape, first, solution, False, smallest)
@@ -258,29 +269,32 @@ def _plan(setting: Setting, best: Outcome, outcomes: Sequence[Outcome], layout: 
     bound = min((o.solution.bound for o in outcomes if o.name == best.name or layout == "auto" and o.name == "auto"),
                 default=best.cost_s)
     gap = max(0.0, (best.cost_s - bound) / best.cost_s) if best.cost_s > 0 else 0.0
-    gap = gap if gap > 1e-5 else 0.0
+    gap = gap if gap > 2 * PROOF_GAP else 0.0
+    communication_s = min(sum(c.time_s * c.count for c in moved), scored.step_time_s)
     setting.phases.end("plan")
     return Plan(
         program=trace.name, fingerprint=trace.fingerprint, cluster=setting.cluster.name,
         mesh=MeshShape(names, best.shape), layout=layout,
         status=Status.OPTIMAL.name if gap == 0 else Status.FEASIBLE.name, gap=gap,
         planning_time_s=time.perf_counter() - started, phases_s=setting.phases.seconds,
-        step_time_s=scored.step_time_s, compute_time_s=scored.compute_time_s,
-        communication_time_s=scored.communication_time_s, peak_memory_bytes=scored.peak_memory_bytes,
+        step_time_s=scored.step_time_s, compute_time_s=scored.step_time_s - communication_s,
+        communication_time_s=communication_s, peak_memory_bytes=scored.peak_memory_bytes,
         memory_limit_bytes=setting.limit_bytes, inputs=inputs, outputs=outputs, state_pairs=trace.state_pairs,
-        collectives=moved, candidates=tuple(map(_candidate, outcomes)), constraints=placed,
+        collectives=moved, candidates=tuple(_candidate(o, trace) for o in outcomes), constraints=placed,
         notes=setting.folded.graph.notes)
 
 
-def _candidate(outcome: Outcome) -> Candidate:
+def _candidate(outcome: Outcome, trace: Trace) -> Candidate:
     mesh = MeshShape(outcome.axis_names, outcome.shape)
-    status = outcome.solution.status.name
-    if outcome.scored is None:
+    status, scored = outcome.solution.status, outcome.scored
+    if scored is None or status is Status.CUTOFF:
+        note = "cannot beat the best so far" if status is Status.CUTOFF else outcome.solution.message
         return Candidate(outcome.name, mesh, max(outcome.solution.bound, 0.0), math.inf, math.inf, math.inf, False,
-                         status, outcome.solution.message if status != "CUTOFF" else "cannot beat the best so far")
-    scored = outcome.scored
-    return Candidate(outcome.name, mesh, scored.step_time_s, scored.compute_time_s, scored.communication_time_s,
-                     scored.peak_memory_bytes, outcome.fits, status)
+                         status.name, note)
+    moved = collectives(scored, trace, outcome.axis_names)
+    communication_s = min(sum(c.time_s * c.count for c in moved), scored.step_time_s)
+    return Candidate(outcome.name, mesh, scored.step_time_s, scored.step_time_s - communication_s, communication_s,
+                     scored.peak_memory_bytes, outcome.fits, status.name)
 
 
 def _nothing_fits(setting: Setting, outcomes: Sequence[Outcome]) -> MemoryLimitError:

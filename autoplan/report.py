@@ -2,7 +2,7 @@
 
 Everything here is computed from the `Plan` alone, so a loaded plan prints like a fresh one. What repeats is
 folded: collectives and tensors that differ only in numbers (the layers of a model) share a row with their
-count, and their names have `*` where they differ; moments that lie like their parameter share its row. What
+count, and their names have `*` where they differ; moments that lie alike share a row. What
 is left out is summed up in a last row. The text is plain ASCII but for the user's own names, and the same
 wherever it is printed.
 """
@@ -36,7 +36,7 @@ WORTH_A_ROW = 1e-3
 
 _BOX = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
 _NUMBER = re.compile(r"(\d+)")
-_BREAK = re.compile(r"(?<=\s)|(?=\[)|(?=\.\w)")
+_BREAK = re.compile(r"(?<=\s)|(?=\[)|(?=\.[\w<])")
 _SHORT_DTYPES = [("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "i"), ("complex", "c")]
 
 T = TypeVar("T")
@@ -86,23 +86,32 @@ def _candidates(plan: "Plan") -> RenderableType | None:
     chosen, shown = explain.chosen(plan), _shown_candidates(plan)
     table = _table("", "layout", "mesh", ">step", ">memory", "fits", "verdict")
     for candidate in shown:
-        bound = ">= " if candidate.status.upper() == "CUTOFF" and math.isfinite(candidate.step_time_s) else ""
-        words = explain.verdict(plan, candidate)
-        table.add_row(
-            "*" if candidate is chosen else "", candidate.name, str(candidate.mesh),
-            bound + _known(candidate.step_time_s, format_time),
-            _known(candidate.peak_memory_bytes, format_bytes),
-            "no" if not candidate.fits else "yes" if math.isfinite(candidate.peak_memory_bytes) else "-",
-            "; ".join(filter(None, ("this plan", candidate.note))) if candidate is chosen else words,
-        )  # fmt: skip
+        table.add_row(*_candidate_row(plan, candidate, candidate is chosen))
     left = len(plan.candidates) - len(shown)
     more = f"and {left} more that rank lower, in plan.candidates" if left else ""
     return _section("Candidates", table, more)
 
 
+def _candidate_row(plan: "Plan", candidate: "Candidate", is_chosen: bool) -> list[str]:
+    words = explain.verdict(plan, candidate)
+    bound = ""
+    if is_chosen:
+        words = "; ".join(filter(None, ("this plan", candidate.note)))
+    elif candidate.status.upper() == "CUTOFF" and math.isfinite(candidate.step_time_s):
+        bound = ">= "
+    return [
+        "*" if is_chosen else "",
+        candidate.name,
+        str(candidate.mesh).replace(",", ""),
+        bound + _known(candidate.step_time_s, format_time),
+        _known(candidate.peak_memory_bytes, format_bytes),
+        "no" if not candidate.fits else "yes" if math.isfinite(candidate.peak_memory_bytes) else "-",
+        words,
+    ]
+
+
 def _shown_candidates(plan: "Plan") -> list["Candidate"]:
-    """The chosen one, the best mesh of every other layout, and a few more meshes of the search; best
-    first."""
+    """The chosen one, the best mesh of every other layout, a few more of the search; best first."""
     chosen = explain.chosen(plan)
     shown, room = [], {"auto": MAX_OTHER_MESHES}
     for candidate in sorted(plan.candidates, key=lambda c: (c is not chosen, *explain.rank(c))):
@@ -140,7 +149,7 @@ def _communication(plan: "Plan") -> RenderableType:
         if left
         else ""
     )
-    by_axes = _grouped(plan.collectives, lambda c: c.axes)
+    by_axes = sorted(_grouped(plan.collectives, lambda c: c.axes), key=_wire_bytes, reverse=True)
     axes = ", ".join(
         f"{format_bytes(_wire_bytes(group))} over {' and '.join(group[0].axes)}" for group in by_axes
     )
@@ -176,19 +185,18 @@ def _tensors(plan: "Plan") -> RenderableType | None:
     if not leaves:
         return None
     moments = _moments(plan)
-    groups = _grouped(
-        leaves, lambda leaf: _tensor_key(moments[leaf.path][0] if leaf.path in moments else leaf)
-    )
+    groups = _grouped(leaves, lambda leaf: _tensor_key(leaf, moments))
     groups.sort(key=lambda group: -_held_bytes(group))
     shown, left = _largest(groups, MAX_TENSORS, _held_bytes)
     table = _table(">on a device", ">ways", ">count", "layout", "type", "tensor")
     for group in shown:
-        own = [leaf for leaf in group if leaf.path not in moments]
-        also = dict.fromkeys(moments[leaf.path][1] for leaf in group if leaf.path in moments)
+        first = group[0]
+        parts = _grouped(group, lambda leaf: moments.get(leaf.path, ("", ""))[1])
+        others = [moments[part[0].path][1] for part in parts[1:]]
         table.add_row(
-            format_bytes(_held_bytes(group)), str(own[0].shards(plan.mesh)), str(len(group)),
-            explain.spec_text(own[0].spec), _short_type(own[0]),
-            _Name(_folded(leaf.path for leaf in own) + "".join(f" +{name}" for name in also)),
+            format_bytes(_held_bytes(group)), str(first.shards(plan.mesh)), str(len(group)),
+            explain.spec_text(first.spec), _short_type(first),
+            _Name(_folded(leaf.path for leaf in parts[0]) + "".join(f" +{other}" for other in others)),
         )  # fmt: skip
     more = [f"and {len(left)} more: {format_bytes(_held_bytes(left))}"] if left else []
     whole = [leaf for leaf in leaves if leaf.shards(plan.mesh) == 1]
@@ -201,31 +209,31 @@ def _tensors(plan: "Plan") -> RenderableType | None:
     return _section("Largest tensors", table, "\n".join(more))
 
 
-def _tensor_key(leaf: "LeafLayout") -> Hashable:
-    return _NUMBER.sub("*", leaf.path), leaf.shape, leaf.dtype, leaf.spec
+def _tensor_key(leaf: "LeafLayout", moments: dict[str, tuple[str, str]]) -> Hashable:
+    parameter, _ = moments.get(leaf.path, (leaf.path, ""))
+    return _NUMBER.sub("*", parameter), leaf.shape, leaf.dtype, leaf.spec
 
 
-def _moments(plan: "Plan") -> dict[str, tuple["LeafLayout", str]]:
-    """For each leaf of the state that lies like a parameter of its name: the parameter, and what it is of it.
+def _moments(plan: "Plan") -> dict[str, tuple[str, str]]:
+    """For each leaf of the state that belongs to a parameter: the parameter's path, and what it is of it.
 
     `state.opt_state[0].mu['w']` is the "mu" of `state.params['w']`: a parameter's path, less the name of its
-    part of the state, is the end of the moment's path. Shape, type and layout must be the same too.
+    part of the state, is the end of the moment's path, and their shapes are the same.
     """
     parts = sorted(explain.state_parts(plan).items(), key=lambda part: len(part[1]))
-    ends: dict[Hashable, tuple[str, LeafLayout]] = {}
+    ends: dict[Hashable, tuple[str, str]] = {}
     moments = {}
     for part, leaves in parts:
         root = len(explain.path_steps(part))
         for leaf in leaves:
             steps = explain.path_steps(leaf.path)
-            kind = (leaf.shape, leaf.dtype, leaf.spec)
             for start in range(1, len(steps)):
-                other, parameter = ends.get((*steps[start:], kind), (part, leaf))
+                other, parameter = ends.get((*steps[start:], leaf.shape), (part, ""))
                 if other != part:
                     moments[leaf.path] = (parameter, steps[start - 1].strip(".[]'"))
                     break
             else:
-                ends.setdefault((*steps[root:], kind), (part, leaf))
+                ends.setdefault((*steps[root:], leaf.shape), (part, leaf.path))
     return moments
 
 
@@ -267,8 +275,7 @@ def _grouped(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
 def _largest(
     groups: list[list[T]], most: int, size: Callable[[list[T]], float]
 ) -> tuple[list[list[T]], list[T]]:
-    """The first groups that are worth a row, and all items of the others; `groups` are in falling order of
-    size."""
+    """The first groups that are worth a row, and the items of the others; `groups` fall in size."""
     total = math.fsum(map(size, groups))
     rows = max(1, sum(size(group) >= WORTH_A_ROW * total for group in groups[:most]))
     return groups[:rows], [item for group in groups[rows:] for item in group]
@@ -301,8 +308,7 @@ class _Name:
 
 
 def _table(*columns: str) -> Table:
-    """A table with a line under its header; a column whose name starts with ">" is aligned right and never
-    wraps."""
+    """A table with a ruled header; a column whose name starts with ">" is aligned right, never wraps."""
     table = Table(box=_BOX, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for name in columns:
         right = name.startswith(">")

@@ -1,18 +1,19 @@
 """Which results of a step are the new values of which arguments.
 
-The state of a training step goes in and comes out: `state` and `new_state`, or `params, opt_state` and their new
-values. Leaves are paired so that planning gives both ends the same layout, and a step that returns its state in another
-form is refused before anything runs.
+The state of a training step goes in and comes out: `state` and `new_state`, or `params, opt_state` and their
+new values. Leaves are paired so that planning gives both ends the same layout, and a step that returns its
+state in another form is refused before anything runs.
 
-Arguments and results are taken as trees of paths. A subtree of the arguments is paired with one of the results that
-has the same paths below it with the same shapes and dtypes, the largest first. Among equals, names decide, then
-positions. A single array needs more evidence than its shape: donation, its name, or its position (argument k is
-result k, and all before it are paired likewise). Weak types do not count.
+Arguments and results are taken as trees of paths. A subtree of the arguments is paired with one of the
+results that has the same paths below it with the same shapes and dtypes, the largest first. Among equals,
+names decide, then positions. A single array needs more evidence than its shape: to be donated; or to have the
+argument's name, or its position (all arguments before it are paired too), and be a key, or computed from the
+argument element by element, or be the first where no argument is a container. Weak types do not count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 import heapq
 from typing import Any
@@ -60,19 +61,26 @@ class _Node:
             yield from child.walk()
 
 
-def find_pairs(inputs: Sequence[Entry], outputs: Sequence[Entry]) -> tuple[tuple[int, int], ...]:
-    """Pairs (index of an input, index of an output) of state leaves, in the order of the inputs; each used once.
+def find_pairs(
+    inputs: Sequence[Entry], outputs: Sequence[Entry], is_update: Callable[[int, int], bool]
+) -> tuple[tuple[int, int], ...]:
+    """Pairs (index of an input, index of an output) of state leaves, in the order of the inputs; each used
+    once.
+
+    Args:
+      is_update: whether an output is computed from an input element by element.
 
     Raises:
-      StateError: an argument that is donated, or evidently state, comes back with other paths, shapes or dtypes.
+      StateError: an argument that is donated, or evidently state, comes back with other paths, shapes or
+        dtypes.
     """
     forms: dict[Any, int] = {}
     arguments = _tree((), inputs, forms).children
     result = _tree((), outputs, forms)
     result = result.children[0] if len(result.children) == 1 else result
-    partner = _match(arguments, result, inputs)
+    partner, in_parts = _match(arguments, result, inputs, is_update)
     for position, argument in enumerate(arguments):
-        if any(i not in partner for i in range(argument.start, argument.stop)):
+        if argument.start in in_parts:
             _check_returned(position, argument, result, inputs, outputs, partner)
     return tuple(sorted(partner.items()))
 
@@ -108,14 +116,17 @@ def _tree(keys: Keys, entries: Sequence[Entry], forms: dict[Any, int], start: in
     return node
 
 
-def _match(arguments: Sequence[_Node], result: _Node, inputs: Sequence[Entry]) -> dict[int, int]:
-    """Input leaf to output leaf, for the pairs found."""
+def _match(
+    arguments: Sequence[_Node], result: _Node, inputs: Sequence[Entry], is_update: Callable[[int, int], bool]
+) -> tuple[dict[int, int], set[int]]:
+    """The pairs found, and the first leaves of those arguments that have no partner as a whole."""
     by_form: dict[int, list[_Node]] = {}
     for node in result.walk():
         by_form.setdefault(node.form, []).append(node)
     positions = {id(argument): position for position, argument in enumerate(arguments)}
     partner: dict[int, int] = {}
     used: set[int] = set()
+    in_parts: set[int] = set()
     heap = [(-node.size, node.start, id(node), node) for node in arguments]
     heapq.heapify(heap)
     while heap:
@@ -123,20 +134,43 @@ def _match(arguments: Sequence[_Node], result: _Node, inputs: Sequence[Entry]) -
         position = positions.get(id(node))
         free = [other for other in by_form.get(node.form, ()) if other.start not in used]
         if node.size == 1:
-            donated = inputs[node.start].donated
-            free = [o for o in free if donated or _common_names(node.keys, o.keys)
-                    or _same_position(position, o, arguments, partner)]
+            entry = inputs[node.start]
+            sure = (
+                entry.donated
+                or (position == 0 and all(argument.size == 1 for argument in arguments))
+                or _is_key(entry)
+            )
+            free = [
+                o
+                for o in free
+                if entry.donated
+                or (
+                    (_common_names(node.keys, o.keys) or _same_position(position, o, arguments, partner))
+                    and (sure or is_update(node.start, o.start))
+                )
+            ]
         if free:
-            best = max(free, key=lambda o: (_common_names(node.keys, o.keys), _index(o.keys) == position, -o.start))
+            best = max(
+                free, key=lambda o: (_common_names(node.keys, o.keys), _index(o.keys) == position, -o.start)
+            )
             partner.update(zip(range(node.start, node.stop), range(best.start, best.stop), strict=True))
             used.update(range(best.start, best.stop))
         else:
+            if position is not None:
+                in_parts.add(node.start)
             for child in node.children:
                 heapq.heappush(heap, (-child.size, child.start, id(child), child))
-    return partner
+    return partner, in_parts
 
 
-def _same_position(position: int | None, output: _Node, arguments: Sequence[_Node], partner: dict[int, int]) -> bool:
+def _is_key(entry: Entry) -> bool:
+    """Whether a leaf is a random key, typed or raw."""
+    return str(entry.dtype).startswith("key<") or (str(entry.dtype) == "uint32" and entry.shape == (2,))
+
+
+def _same_position(
+    position: int | None, output: _Node, arguments: Sequence[_Node], partner: dict[int, int]
+) -> bool:
     """Whether the output stands where argument `position` does, and the arguments before it are paired."""
     if position is None or _index(output.keys) != position:
         return False
@@ -156,7 +190,7 @@ def _name(key: str) -> str:
 
 
 def _common_names(a: Keys, b: Keys) -> int:
-    """How many names two paths have in common at their ends, positions in sequences before them not counted."""
+    """How many names two paths have in common at their ends; a position in a sequence alone is no name."""
     count = 0
     for left, right in zip(reversed(a), reversed(b)):
         if _name(left) != _name(right):
@@ -165,8 +199,14 @@ def _common_names(a: Keys, b: Keys) -> int:
     return 0 if count == 1 and _name(a[-1]).isdigit() else count
 
 
-def _check_returned(position: int, argument: _Node, result: _Node, inputs: Sequence[Entry],
-                    outputs: Sequence[Entry], partner: dict[int, int]) -> None:
+def _check_returned(
+    position: int,
+    argument: _Node,
+    result: _Node,
+    inputs: Sequence[Entry],
+    outputs: Sequence[Entry],
+    partner: dict[int, int],
+) -> None:
     """Raises StateError if the argument evidently comes back as some result, in another form."""
     before = {inputs[i].keys[1:]: inputs[i] for i in range(argument.start, argument.stop)}
     taken = set(partner.values()) - {partner.get(i) for i in range(argument.start, argument.stop)}
@@ -187,7 +227,9 @@ def _is_evident(position: int, node: _Node, before: dict[Keys, Entry], after: di
     in_place = _index(node.keys) == position
     if any(entry.donated for entry in before.values()):
         return in_place or len(common) == most > 1
-    if all(keys and keys[0].startswith(".") for keys in before):  # fields: a class of its own, such as TrainState
+    if all(
+        keys and keys[0].startswith(".") for keys in before
+    ):  # fields: a class of its own, such as TrainState
         return True
     if not in_place or after.keys() - before.keys():
         return False
@@ -199,8 +241,11 @@ def _is_evident(position: int, node: _Node, before: dict[Keys, Entry], after: di
 def _refuse_difference(before: dict[Keys, Entry], after: dict[Keys, Entry], root: str) -> None:
     problems = [f"{before[k].path} is not in {root}" for k in before if k not in after]
     problems += [f"{after[k].path} was not in the argument" for k in after if k not in before]
-    problems += [f"{before[k].path} went in as {before[k]} and came back as {after[k]} in {after[k].path}"
-                 for k in before if k in after and str(before[k]) != str(after[k])]
+    problems += [
+        f"{before[k].path} went in as {before[k]} and came back as {after[k]} in {after[k].path}"
+        for k in before
+        if k in after and str(before[k]) != str(after[k])
+    ]
     if problems:
         first = next((before[k] for k in before if k not in after or str(before[k]) != str(after[k])), None)
         _refuse(problems, first)
@@ -211,6 +256,9 @@ def _refuse(problems: Sequence[str], first: Entry | None) -> None:
     if len(problems) > _SHOWN:
         shown += f"; and {len(problems) - _SHOWN} more"
     where = {} if first is None else {"path": first.path, "shape": first.shape, "dtype": first.dtype}
-    raise StateError("a step must return its state with the structure, shapes and dtypes that it took", got=shown,
-                     action="Return every leaf under its own path, cast back with `.astype` where its dtype changed",
-                     **where)
+    raise StateError(
+        "a step must return its state with the structure, shapes and dtypes that it took",
+        got=shown,
+        action="Return every leaf under its own path, cast back with `.astype` where its dtype changed",
+        **where,
+    )

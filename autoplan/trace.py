@@ -1,13 +1,13 @@
 """From a Python function to its program: a flat jaxpr whose inputs and outputs are named leaves.
 
-A step is traced once, with `jax.jit(...).trace`. Arguments may be arrays, `ShapeDtypeStruct`s, NumPy arrays, Python
-scalars, typed keys, NNX objects (see `nnx`) and static values. Arrays that the step closes over become inputs (see
-`constants`).
+A step is traced once, with `jax.jit(...).trace`. Arguments may be arrays, `ShapeDtypeStruct`s, NumPy arrays,
+Python scalars, typed keys, NNX objects (see `nnx`) and static values. Arrays that the step closes over become
+inputs (see `constants`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 import functools
 import inspect
@@ -21,17 +21,16 @@ from jax.sharding import NamedSharding, PartitionSpec
 from . import constants, nnx, state
 from .errors import PinError
 from .fingerprint import fingerprint as _fingerprint
-
-Names = str | Iterable[str] | None
-Numbers = int | Iterable[int] | None
+from .signature import Names, Numbers, Signature, signature_of
+from .updates import update_finder
 
 
 @dataclass(frozen=True)
 class Leaf:
     """An array that goes into a step or comes out of it.
 
-    `path` starts with the argument's name, such as `state.params['w']`, or with `result`; an array that the step closes
-    over is `closure[0]`. `spec` is the layout that the user pinned, if any.
+    `path` starts with the argument's name, such as `state.params['w']`, or with `result`; an array that the
+    step closes over is `closure[0]`. `spec` is the layout that the user pinned, if any.
     """
 
     path: str
@@ -51,14 +50,14 @@ class Trace:
       outputs: a leaf per output of `jaxpr`.
       state_pairs: (input, output) where the output is the new value of the input.
       in_tree: of `(args, kwargs)` without static arguments, with `nnx.Node`s for NNX objects.
-      out_tree: of the result; with NNX objects among the arguments, of `(args, kwargs, result)` where args and kwargs
-        hold only those objects.
+      out_tree: of the result; with NNX objects among the arguments, of `(args, kwargs, result)` where args
+        and kwargs hold only those objects.
       name: of the function.
       fingerprint: of the program; equal in every process.
       source: "file:line (function)" of the function, or "".
       consts: the values of the closed-over arrays.
-      kept: per leaf of `out_tree` the input that it is (an array of an NNX object that the step left alone, and which
-        is therefore no output), or None.
+      kept: per leaf of `out_tree` the input that it is (an array of an NNX object that the step left alone,
+        and which is therefore no output), or None.
       has_objects: whether there are NNX objects among the arguments or in the result.
     """
 
@@ -76,77 +75,22 @@ class Trace:
     has_objects: bool = False
 
 
-@dataclass(frozen=True)
-class Signature:
-    """How a function's arguments are named, and which are static or donated; built by `signature_of`."""
-
-    fun: Callable[..., Any]
-    name: str
-    positional: tuple[str, ...]
-    variadic: str | None
-    static_argnums: frozenset[int]
-    static_argnames: frozenset[str]
-    donate_argnums: frozenset[int]
-    donate_argnames: frozenset[str]
-
-    @property
-    def has_static(self) -> bool:
-        return bool(self.static_argnums or self.static_argnames)
-
-    def dynamic(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments that are not static."""
-        return (tuple(arg for i, arg in enumerate(args) if i not in self.static_argnums),
-                {key: value for key, value in kwargs.items() if key not in self.static_argnames})
-
-    def static(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-        """The static arguments, with their places."""
-        return (tuple((i, arg) for i, arg in enumerate(args) if i in self.static_argnums),
-                tuple(sorted((key, value) for key, value in kwargs.items() if key in self.static_argnames)))
-
-    def argument_name(self, position: int) -> str:
-        """The name of positional argument `position`."""
-        if position < len(self.positional):
-            return self.positional[position]
-        return f"{self.variadic or 'args'}[{position - len(self.positional)}]"
-
-    def dynamic_names(self, num_args: int) -> list[str]:
-        """The names of the positional arguments that are not static."""
-        return [self.argument_name(i) for i in range(num_args) if i not in self.static_argnums]
-
-
-def signature_of(fun: Callable[..., Any], static_argnums: Numbers = None, static_argnames: Names = None,
-                 donate_argnums: Numbers = None, donate_argnames: Names = None) -> Signature:
-    """The signature of `fun`; numbers and names are completed from each other, as `jax.jit` does."""
-    try:
-        parameters = list(inspect.signature(fun).parameters.values())
-    except (ValueError, TypeError):  # some builtins have none
-        parameters = []
-    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    variadic = next((p.name for p in parameters if p.kind == p.VAR_POSITIONAL), None)
-
-    def resolve(numbers: Numbers, names: Names) -> tuple[frozenset[int], frozenset[str]]:
-        given_numbers = () if numbers is None else (numbers,) if isinstance(numbers, int) else tuple(numbers)
-        given_names = () if names is None else (names,) if isinstance(names, str) else tuple(names)
-        found = {n + len(positional) if n < 0 else n for n in given_numbers}
-        if numbers is None:
-            found |= {positional.index(name) for name in given_names if name in positional}
-        inferred = {positional[n] for n in found if n < len(positional)} if names is None else set()
-        return frozenset(found), frozenset(given_names) | inferred
-
-    static, donated = resolve(static_argnums, static_argnames), resolve(donate_argnums, donate_argnames)
-    name = getattr(fun, "__name__", None) or type(fun).__name__
-    return Signature(fun, name, tuple(positional), variadic, *static, *donated)
-
-
-def trace_step(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None = None,
-               static_argnums: Numbers = None, static_argnames: Names = None, donate_argnums: Numbers = None,
-               donate_argnames: Names = None, pins: Any = None) -> Trace:
+def trace_step(
+    fun: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any] | None = None,
+    static_argnums: Numbers = None,
+    static_argnames: Names = None,
+    donate_argnums: Numbers = None,
+    donate_argnames: Names = None,
+    pins: Any = None,
+) -> Trace:
     """Traces `fun(*args, **kwargs)`.
 
     Args:
       static_argnums, static_argnames, donate_argnums, donate_argnames: as for `jax.jit`.
-      pins: layouts that the user asks for, as `in_shardings` of `jax.jit`: a pytree prefix of the positional arguments
-        of `PartitionSpec`s, `NamedSharding`s and None.
+      pins: layouts that the user asks for, as `in_shardings` of `jax.jit`: a pytree prefix of the positional
+        arguments of `PartitionSpec`s, `NamedSharding`s and None.
 
     Raises:
       StateError: the state comes back in another form.
@@ -156,7 +100,9 @@ def trace_step(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, A
     return trace_signature(signature, tuple(args), dict(kwargs or {}), pins)
 
 
-def trace_signature(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], pins: Any = None) -> Trace:
+def trace_signature(
+    signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], pins: Any = None
+) -> Trace:
     """`trace_step` for a signature that is known."""
     objects = nnx.has_objects(signature.dynamic(args, kwargs))
     traced = _trace(signature, args, kwargs, objects)
@@ -188,11 +134,16 @@ class _Traced:
     @property
     def num_object_outputs(self) -> int:
         """How many outputs of the program are new values of arrays in the arguments' NNX objects."""
-        return sum(kept is None for kept in self.kept[:self.num_object_leaves])
+        return sum(kept is None for kept in self.kept[: self.num_object_leaves])
 
 
-def _trace(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], objects: bool,
-           replace: dict[int, jax.ShapeDtypeStruct] | None = None) -> _Traced:
+def _trace(
+    signature: Signature,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    objects: bool,
+    replace: dict[int, jax.ShapeDtypeStruct] | None = None,
+) -> _Traced:
     """Traces; `replace` gives other types for some input leaves."""
     found = _Traced()
     num_args = len(args)
@@ -205,18 +156,22 @@ def _trace(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], 
             args, kwargs = nnx.merge((args, kwargs), inner=True)
         result = signature.fun(*args, **kwargs)
         leaves = _split_result(signature, num_args, found, args, kwargs, result, objects)
-        kept = [tracers.get(id(leaf)) for leaf in leaves[:found.num_object_leaves]]
-        found.kept = (*kept, *(None for _ in leaves[found.num_object_leaves:]))
+        kept = [tracers.get(id(leaf)) for leaf in leaves[: found.num_object_leaves]]
+        found.kept = (*kept, *(None for _ in leaves[found.num_object_leaves :]))
         return [leaf for leaf, source in zip(leaves, found.kept, strict=True) if source is None]
 
     with nnx.context(objects):
         dynamic, keys = nnx.split_with_keys(signature.dynamic(args, kwargs), tagged=objects)
         found.in_keys = _argument_keys(keys, signature.dynamic_names(num_args))
         leaves, found.in_tree = jax.tree.flatten(dynamic)
-        leaves = [(replace or {}).get(i, leaf) for i, leaf in enumerate(leaves)]
-        pure_args, pure_kwargs = _with_static(signature, args, kwargs, jax.tree.unflatten(found.in_tree, leaves))
+        leaves = [(replace or {}).get(i, _abstract(leaf)) for i, leaf in enumerate(leaves)]
+        pure_args, pure_kwargs = _with_static(
+            signature, args, kwargs, jax.tree.unflatten(found.in_tree, leaves)
+        )
         found.stage = jax.jit(
-            step, static_argnums=sorted(signature.static_argnums), static_argnames=sorted(signature.static_argnames),
+            step,
+            static_argnums=sorted(signature.static_argnums),
+            static_argnames=sorted(signature.static_argnames),
             donate_argnums=sorted(n for n in signature.donate_argnums if n < num_args),
             donate_argnames=sorted(name for name in signature.donate_argnames if name in kwargs),
         ).trace(*pure_args, **pure_kwargs)
@@ -224,8 +179,19 @@ def _trace(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], 
     return found
 
 
-def _split_result(signature: Signature, num_args: int, found: _Traced, args: Any, kwargs: Any, result: Any,
-                  objects: bool) -> list[Any]:
+def _abstract(leaf: Any) -> Any:
+    """The type of a leaf without its placement, which would leave marks in the program; or what is no array,
+    for `jax.jit` to refuse by name."""
+    try:
+        aval = leaf if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)) else jax.typeof(leaf)
+    except TypeError:
+        return leaf
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=bool(getattr(aval, "weak_type", False)))
+
+
+def _split_result(
+    signature: Signature, num_args: int, found: _Traced, args: Any, kwargs: Any, result: Any, objects: bool
+) -> list[Any]:
     """The leaves of the result, those of changed NNX objects first; notes their tree and paths in `found`."""
     found.has_objects = objects or nnx.has_objects(result)
     if not objects:
@@ -237,8 +203,8 @@ def _split_result(signature: Signature, num_args: int, found: _Traced, args: Any
     pure, keys = nnx.split_with_keys((*changed, result))
     leaves, found.out_tree = jax.tree.flatten(pure)
     found.num_object_leaves = len(jax.tree.leaves(pure[:2]))
-    found.out_keys = _argument_keys(keys[:found.num_object_leaves], signature.dynamic_names(num_args))
-    found.out_keys += [("result", *key[1:]) for key in keys[found.num_object_leaves:]]
+    found.out_keys = _argument_keys(keys[: found.num_object_leaves], signature.dynamic_names(num_args))
+    found.out_keys += [("result", *key[1:]) for key in keys[found.num_object_leaves :]]
     return leaves
 
 
@@ -257,17 +223,26 @@ def _argument_keys(keys: Sequence[nnx.Keys], names: Sequence[str]) -> list[nnx.K
 
 def _find_pairs(found: _Traced) -> tuple[tuple[int, int], ...]:
     """State pairs: exact for NNX objects, which keep their paths; by `state.find_pairs` for the rest."""
-    inputs = [state.Entry(keys, tuple(aval.shape), aval.dtype, info.donated) for keys, aval, info in
-              zip(found.in_keys, found.stage.jaxpr.in_avals, jax.tree.leaves(found.stage.args_info), strict=True)]
-    outputs = [state.Entry(keys, tuple(aval.shape), aval.dtype) for keys, aval in
-               zip(found.returned_keys, found.stage.jaxpr.out_avals, strict=True)]
+    inputs = [
+        state.Entry(keys, tuple(aval.shape), aval.dtype, info.donated)
+        for keys, aval, info in zip(
+            found.in_keys, found.stage.jaxpr.in_avals, jax.tree.leaves(found.stage.args_info), strict=True
+        )
+    ]
+    outputs = [
+        state.Entry(keys, tuple(aval.shape), aval.dtype)
+        for keys, aval in zip(found.returned_keys, found.stage.jaxpr.out_avals, strict=True)
+    ]
     split = found.num_object_outputs
     index_of = {entry.keys: i for i, entry in enumerate(inputs)}
     pairs = [(index_of[entry.keys], j) for j, entry in enumerate(outputs[:split]) if entry.keys in index_of]
     state.check_kept([inputs[i] for i, _ in pairs], [outputs[j] for _, j in pairs])
     objects = {i for i, _ in pairs} | {i for i in found.kept if i is not None}
     rest = [i for i in range(len(inputs)) if i not in objects]
-    others = state.find_pairs([inputs[i] for i in rest], outputs[split:])
+    is_update = update_finder(found.stage.jaxpr)
+    others = state.find_pairs(
+        [inputs[i] for i in rest], outputs[split:], lambda i, j: is_update(rest[i], split + j)
+    )
     return tuple(sorted(pairs + [(rest[i], split + j) for i, j in others]))
 
 
@@ -277,8 +252,11 @@ def _strengthened(found: _Traced) -> dict[int, jax.ShapeDtypeStruct] | None:
     From its second call on, such a step takes the strong type; so that is what is traced.
     """
     before, after = found.stage.jaxpr.in_avals, found.stage.jaxpr.out_avals
-    weak = [i for i, j in found.pairs if getattr(before[i], "weak_type", False)
-            and not getattr(after[j], "weak_type", False)]
+    weak = [
+        i
+        for i, j in found.pairs
+        if getattr(before[i], "weak_type", False) and not getattr(after[j], "weak_type", False)
+    ]
     return {i: jax.ShapeDtypeStruct(before[i].shape, before[i].dtype) for i in weak} or None
 
 
@@ -292,15 +270,34 @@ def _build(signature: Signature, found: _Traced, num_args: int, dynamic: Any, pi
     inputs = []
     for i, (path, aval) in enumerate(zip(paths, jaxpr.in_avals, strict=True)):
         is_argument = i < len(found.in_keys)
-        inputs.append(Leaf(path, tuple(aval.shape), aval.dtype, is_argument and donated[i] and i not in kept,
-                           specs[i] if is_argument else None))
-    outputs = [Leaf("".join(keys), tuple(aval.shape), aval.dtype)
-               for keys, aval in zip(found.returned_keys, jaxpr.out_avals, strict=True)]
+        inputs.append(
+            Leaf(
+                path,
+                tuple(aval.shape),
+                aval.dtype,
+                is_argument and donated[i] and i not in kept,
+                specs[i] if is_argument else None,
+            )
+        )
+    outputs = [
+        Leaf("".join(keys), tuple(aval.shape), aval.dtype)
+        for keys, aval in zip(found.returned_keys, jaxpr.out_avals, strict=True)
+    ]
     leaves = [f"{leaf.path} {leaf.donated} {_spec_text(leaf.spec)}" for leaf in (*inputs, *outputs)]
     return Trace(
-        jaxpr, tuple(inputs), tuple(outputs), found.pairs, found.in_tree, found.out_tree, signature.name,
-        _fingerprint(jaxpr, [*leaves, str(found.pairs)]), _source(signature.fun), consts, found.kept,
-        found.has_objects)
+        jaxpr,
+        tuple(inputs),
+        tuple(outputs),
+        found.pairs,
+        found.in_tree,
+        found.out_tree,
+        signature.name,
+        _fingerprint(jaxpr, [*leaves, str(found.pairs)]),
+        _source(signature.fun),
+        consts,
+        found.kept,
+        found.has_objects,
+    )
 
 
 def _spec_text(spec: PartitionSpec | None) -> str:
@@ -308,12 +305,14 @@ def _spec_text(spec: PartitionSpec | None) -> str:
 
 
 def _source(fun: Callable[..., Any]) -> str:
-    """"file:line (function)", or ""."""
+    """ "file:line (function)", or ""."""
     code = getattr(inspect.unwrap(fun), "__code__", None)
     return "" if code is None else f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})"
 
 
-def _pinned_specs(pins: Any, dynamic: Any, found: _Traced, names: Sequence[str]) -> list[PartitionSpec | None]:
+def _pinned_specs(
+    pins: Any, dynamic: Any, found: _Traced, names: Sequence[str]
+) -> list[PartitionSpec | None]:
     """A pinned spec or None per input leaf."""
     if pins is None:
         return [None] * len(found.in_keys)
@@ -325,8 +324,11 @@ def _pinned_specs(pins: Any, dynamic: Any, found: _Traced, names: Sequence[str])
     try:
         broadcast = jax.tree.broadcast(pins, args, is_leaf=is_pin)
     except ValueError as error:
-        raise PinError("in_shardings must be a pytree prefix of the tuple of positional arguments that are not static",
-                       got=str(error), action=f"Give one layout, or one per argument: ({', '.join(names)})") from error
+        raise PinError(
+            "in_shardings must be a pytree prefix of the tuple of positional arguments that are not static",
+            got=str(error),
+            action=f"Give one layout, or one per argument: ({', '.join(names)})",
+        ) from error
     flat = jax.tree.leaves(broadcast, is_leaf=is_pin)
     specs = [_pinned_spec(pin, "".join(keys)) for pin, keys in zip(flat, found.in_keys)]
     return specs + [None] * len(jax.tree.leaves(kwargs))
@@ -337,5 +339,9 @@ def _pinned_spec(pin: Any, path: str) -> PartitionSpec | None:
         return pin
     if isinstance(pin, NamedSharding):
         return pin.spec
-    raise PinError("a layout is a PartitionSpec, a NamedSharding or None", got=repr(pin), path=path,
-                   action="Give the dims' mesh axes, for instance PartitionSpec('x', None)")
+    raise PinError(
+        "a layout is a PartitionSpec, a NamedSharding or None",
+        got=repr(pin),
+        path=path,
+        action="Give the dims' mesh axes, for instance PartitionSpec('x', None)",
+    )

@@ -66,8 +66,7 @@ def _scaled(value: float, base: int, names: tuple[str, ...]) -> str:
 
 
 def _three_digits(value: float) -> str:
-    """Three significant digits, or none after the point if the value has none: "9.77", "16", "1023",
-    "0.05"."""
+    """Three significant digits, and no decimals if the value is whole: "9.77", "16", "1023", "0.05"."""
     if value == int(value):
         return str(int(value))
     decimals = 0 if value >= 99.95 else 1 if value >= 9.995 else 2

@@ -82,7 +82,7 @@ def collective_time_s(kind: str, link: Link, axis_size: int, payload_bytes: Arra
     else:
         latency_s, rate = _latency_and_rate(kind, link)
         time_s = latency_s + wire_bytes(kind, axis_size, payload) / rate
-    return np.where(payload > 0, time_s, 0.0)
+    return np.asarray(np.where(payload > 0, time_s, 0.0))
 
 
 def interpolate(points: CollectivePoints, payload_bytes: np.ndarray) -> np.ndarray:
@@ -90,7 +90,7 @@ def interpolate(points: CollectivePoints, payload_bytes: np.ndarray) -> np.ndarr
     sizes, times = np.asarray(points.payload_bytes), np.asarray(points.time_s)
     slope = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
     beyond = np.maximum(payload_bytes - sizes[-1], 0.0)
-    return np.interp(payload_bytes, sizes, times) + beyond * slope
+    return np.asarray(np.interp(payload_bytes, sizes, times) + beyond * slope)
 
 
 def _latency_and_rate(kind: str, link: Link) -> tuple[float, float]:

@@ -31,4 +31,4 @@ def compute_time_s(device: DeviceSpec, flops: ArrayLike, dtype: object, bytes_mo
     compute_s = flops / (device.peak(dtype) * device.matmul_efficiency)
     memory_s = bytes_moved / (device.memory_bytes_per_s * device.memory_efficiency)
     busy_s = np.maximum(compute_s, memory_s)
-    return np.where(busy_s > 0, device.op_overhead_s + busy_s, 0.0)
+    return np.asarray(np.where(busy_s > 0, device.op_overhead_s + busy_s, 0.0))

@@ -7,9 +7,9 @@ mesh do at once:
   time(N, n, B) = member_s n + device_s N + N (near B1 + cached B2 + far B3)
 
 with N devices, groups of n, and B bytes of payload: B1 up to 512 KiB, B2 from there to 4 MiB, B3 beyond
-(`cpu_link`). The slopes rise as buffers leave the caches
-and, beyond 4 MiB, come as fresh pages from the system. Copies go in every direction at once: unlike on a
-wire, what counts is the payload, hardly the size of the group.
+(`cpu_link`). The slopes rise as buffers leave the caches and, beyond 4 MiB, come as fresh pages from the
+system. Every copy goes through the same memory: unlike on a wire, what counts is the payload, hardly the size
+of the group.
 
 The constants are defaults, fitted to `tests/cost_models/measure_cpu.py` on one machine (`MEASURED`); profiled
 figures of the user's own machine replace them.

@@ -8,8 +8,8 @@ axis runs over neighbours.
 `mesh_links` cuts every mesh axis into pieces: an axis of n devices at stride S covers, of a dim of d devices
 at stride c, the part [max(S, c), min(S n, c d)). A piece may be a whole dim, its inner part (neighbours), or
 its outer part (devices `stride` apart, whose groups interleave and share the wires between them). An axis
-whose parts do not divide the dims (3 x 2 over two hosts of 3) is priced cautiously: as one chain over the slowest
-wire it meets.
+whose parts do not divide the dims (3 x 2 over two hosts of 3) is priced cautiously: as one chain over the
+slowest wire it meets.
 
 Ring rates (bytes per second that each device sends, against `collectives.wire_bytes`):
   torus piece of g devices at stride s: one direction of one link / s; twice that if it is a whole wrapped
@@ -93,7 +93,7 @@ class Piece:
 
     @property
     def stride_on_wire(self) -> int:
-        """How many groups of the axis share one wire: those that interleave on a torus, one on a port of its own."""
+        """How many groups of the axis share one wire: those that interleave on a torus; a port has one."""
         return self.stride if self.level.kind == "torus" else 1
 
     @property
@@ -130,17 +130,19 @@ def mesh_links(levels: tuple[Level, ...], shape: tuple[int, ...]) -> MeshLinks:
       ValueError: `shape` has a size below 1 or does not hold exactly the topology's devices.
     """
     count = math.prod(topology_dims(levels))
-    if not shape or any(not isinstance(size, int) or size < 1 for size in shape) or math.prod(shape) != count:
+    whole = all(isinstance(size, int | np.integer) and size >= 1 for size in shape)
+    if not shape or not whole or math.prod(shape) != count:
         raise ValueError(f"mesh shape {shape} does not fit {count} devices: the product must be {count}")
+    shape = tuple(int(size) for size in shape)
     strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
     links = (axis_link(levels, size, stride) for size, stride in zip(shape, strides, strict=True))
-    return MeshLinks(tuple(shape), tuple(links))
+    return MeshLinks(shape, tuple(links))
 
 
 def axis_pieces(levels: tuple[Level, ...], size: int, stride: int) -> tuple[Piece, ...]:
     """The pieces of topology dims that an axis of `size` devices, `stride` apart, covers; outermost first.
 
-    All are aligned, or none is: then they say how many coordinates of each dim one group of the axis can touch.
+    All are aligned, or none is; then they say how many coordinates of each dim one group can touch.
     """
     pieces, aligned = [], True
     inner = math.prod(topology_dims(levels))
@@ -162,9 +164,8 @@ def _crossing_pieces(levels: tuple[Level, ...], size: int, stride: int) -> tuple
     groups = np.arange(math.prod(dims)).reshape(-1, size, stride)
     extents = [(level, dim) for level in levels for dim in range(len(level.sizes))]
     pieces = []
-    for index, ((level, dim), coordinates) in enumerate(
-        zip(extents, np.unravel_index(groups, dims), strict=True)
-    ):
+    for index, coordinates in enumerate(np.unravel_index(groups, dims)):
+        level, dim = extents[index]
         touched = int(1 + (np.diff(np.sort(coordinates, axis=1), axis=1) != 0).sum(axis=1).max())
         apart = min(dims[index], -(-stride // math.prod(dims[index + 1 :])))
         if touched > 1:
@@ -202,7 +203,7 @@ def axis_link(levels: tuple[Level, ...], size: int, stride: int) -> Link:
 
 
 def _crossing(pieces: tuple[Piece, ...], size: int) -> _Rates:
-    """Rates of an axis that does not divide the dims: one chain in one direction over the slowest wire it meets."""
+    """Rates of an axis that does not divide the dims: one one-way chain over the slowest wire it meets."""
     wire_s = max(piece.stride_on_wire / piece.level.bytes_per_s for piece in pieces)
     gather_s = (size - 1) / size * wire_s
     line = max(piece.size for piece in pieces) if any(piece.level.kind == "torus" for piece in pieces) else 0
@@ -262,15 +263,20 @@ def _across(piece: Piece, inside: _Rates, size: int) -> _Rates:
     port_s = 1 / level.bytes_per_s
     remote = (hosts - 1) / hosts
     gather_s = remote * port_s / per_host
-    combine = max if level.pipelined else (lambda a, b: a + b)
+    exchange_s = remote * port_s
+    at_once = level.pipelined
     return _Rates(
-        gather_s_per_byte=combine(gather_s, inside.gather_s_per_byte),
-        exchange_s_per_byte=combine(remote * port_s, inside.exchange_s_per_byte),
+        gather_s_per_byte=_combine(gather_s, inside.gather_s_per_byte, at_once),
+        exchange_s_per_byte=_combine(exchange_s, inside.exchange_s_per_byte, at_once),
         shift_s_per_byte=max(port_s, inside.shift_s_per_byte),
         base_latency_s=max(level.base_latency_s, inside.base_latency_s),
         latency_s=max(level.latency_s, inside.latency_s),
         gather_latency_s=inside.gather_latency_s + level.latency_s * math.ceil(math.log2(hosts)),
     )
+
+
+def _combine(outer_s: float, inner_s: float, at_once: bool) -> float:
+    return max(outer_s, inner_s) if at_once else outer_s + inner_s
 
 
 def _describe(piece: Piece) -> str:

@@ -32,7 +32,7 @@ from flax import nnx
 import autoplan
 
 VOCAB, HEADS = 256, 8
-WIDTH, LAYERS, LENGTH, BATCH = 384, 6, 128, 8
+WIDTH, LAYERS, LENGTH, BATCH = 384, 6, 64, 8
 CLASSIC = ("data", "fsdp", "tensor")
 # Losses are means of float32 sums taken in another order, over weights that went through as many updates.
 LOSS_TOLERANCE = 1e-3
@@ -138,24 +138,29 @@ def compare_losses(parallel: list[float], single: list[float]) -> float:
     return max(differences)
 
 
-def compare_layouts(plan: autoplan.Plan, args: argparse.Namespace, batch: np.ndarray) -> list[dict]:
-    """Runs the chosen plan and the classic layouts on the plan's mesh; prints and returns a row for each."""
-    mesh_shape, key = plan.mesh.axis_sizes, jax.random.key(args.seed)
+def compare_layouts(
+    plan: autoplan.Plan, fresh: Callable, key: jax.Array, batch: np.ndarray, rounds: int
+) -> list[dict]:
+    """Runs the chosen plan and the classic layouts on the plan's mesh; prints and returns a row for each.
+
+    `fresh(key)` makes the state, `rounds` is the number of timed steps.
+    """
+    mesh_shape = plan.mesh.axis_sizes
     steps = {"chosen": train_step} | {
         name: autoplan.parallelize(train_step.__wrapped__, layout=name, mesh_shape=mesh_shape) for name in CLASSIC
     }
     runs, rows = {}, []
     for name, step in steps.items():
-        state = step.init(lambda key: make_state(key, args.width, args.layers, args.length), key)
-        predicted = step.plan(*state, batch)
+        predicted = step.plan(*nnx.eval_shape(fresh, key), batch)
+        state = step.init(fresh, key)
         rows.append({
             "layout": name,
             "predicted_step_time_s": predicted.step_time_s,
             "predicted_peak_memory_bytes": predicted.peak_memory_bytes,
         })
         runs[name] = lambda step=step, state=state: step(*state, batch)
-    measured = time_steps(runs, args.rounds)
-    print(f"\none step on a mesh of {' x '.join(map(str, mesh_shape))}, median of {args.rounds}:")
+    measured = time_steps(runs, rounds)
+    print(f"\none step on a mesh of {' x '.join(map(str, mesh_shape))}, median of {rounds} steps:")
     print(f"{'layout':8}  {'measured':>9}  {'predicted':>9}  predicted peak memory per device")
     for row in rows:
         row["step_time_s"] = measured[row["layout"]]
@@ -196,7 +201,7 @@ def main() -> None:
     parallel = train(train_step, train_step.init(fresh, key), batches)
     single = train(nnx.jit(train_step.__wrapped__, donate_argnums=(0, 1)), jax.jit(fresh)(key), batches)
     difference = compare_losses(parallel, single)
-    rows = compare_layouts(plan, args, batches[0])
+    rows = compare_layouts(plan, fresh, key, batches[0], args.rounds)
     if args.json:
         args.json.write_text(json.dumps({
             "parameters": count,

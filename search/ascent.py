@@ -21,6 +21,7 @@ import numpy as np
 
 from .model import Model
 from .tables import Table, align
+from .work import Reduction
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,6 +61,25 @@ class Ascent:
         """New multipliers, in cost per byte, [A]; the messages stay (any messages are valid)."""
         self.price = price
         self._load()
+
+    def inherit(self, older: Ascent, rung: Reduction) -> None:
+        """Starts from the messages of `older`, whose model `rung` reduced to this one, on edges that both have.
+
+        Presolve may have changed those edges; messages are only where the ascent starts, so that does no harm.
+        """
+        number = {edge: e for e, edge in enumerate(map(tuple, older.model.edges.tolist()))}
+        for e, (u, v) in enumerate(rung.kept[self.model.edges].tolist()):
+            old = number.get((u, v))
+            if old is not None:
+                self.messages[2 * e] = older.messages[2 * old][rung.labels[u]]
+                self.messages[2 * e + 1] = older.messages[2 * old + 1][rung.labels[v]]
+        self.set_price(older.price[rung.rows])
+
+    def price_of(self, rows: np.ndarray, count: int) -> np.ndarray:
+        """The present prices, [count], when this model's rows are the numbers `rows` among them."""
+        price = np.zeros(count)
+        price[rows] = self.price
+        return price
 
     def _load(self) -> None:
         """Costs and arcs at the present prices."""

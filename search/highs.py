@@ -43,6 +43,25 @@ class Program:
     first: np.ndarray
     offset: float
     scale: float
+    edge_rows: tuple[tuple[int, int, np.ndarray, np.ndarray], ...]
+    memory_row: int
+    unit: float
+    model: Model
+
+    def messages(self, duals: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+        """The row duals of the LP relaxation as messages (numbered 2 e, 2 e + 1) and prices (cost per byte, [A]).
+
+        The reduced cost of a pair is A[r, c] - dual[row of r] - dual[row of c], that of a strategy c_s plus the
+        duals of its classes: just what messages do (ascent.py).
+        """
+        messages = []
+        for (u, v) in self.model.edges.tolist():
+            messages += [np.zeros(len(self.model.costs[u])), np.zeros(len(self.model.costs[v]))]
+        for e, at, rows, cols in self.edge_rows:
+            messages[2 * e] = duals[at + rows] * self.scale
+            messages[2 * e + 1] = duals[at + rows.max() + 1 + cols] * self.scale
+        price = np.maximum(-duals[self.memory_row : self.memory_row + self.model.num_rows], 0.0)
+        return messages, price * self.scale / self.unit
 
     def choice(self, values: np.ndarray) -> np.ndarray:
         """The strategy with the largest x of each node."""
@@ -60,6 +79,7 @@ class _Builder:
     rows: int = 0
     low: list[np.ndarray] = field(default_factory=list)
     high: list[np.ndarray] = field(default_factory=list)
+    edge_rows: list[tuple[int, int, np.ndarray, np.ndarray]] = field(default_factory=list)
 
     def add_entries(self, rows: np.ndarray, columns: np.ndarray, values: np.ndarray) -> None:
         self.entries.append((rows, columns, values))
@@ -88,6 +108,7 @@ def program_of(model: Model, *, excess: bool = False, integer: bool = True) -> P
     memory = _Memory(model, first)
     for e in range(len(model.tables)):
         _add_edge(build, model, e, first, memory)
+    memory_row = build.rows
     unit = memory.add_rows(build, excess)
     cost = np.concatenate(build.costs)
     upper = np.ones(len(cost))
@@ -106,7 +127,7 @@ def program_of(model: Model, *, excess: bool = False, integer: bool = True) -> P
     matrix = sp.csr_array((value, (row, column)), shape=(build.rows, len(cost)))
     offset = 0.0 if excess else model.offset
     return Program(cost, lower, upper, flags, matrix, np.concatenate(build.low), np.concatenate(build.high), first,
-                   offset, scale)
+                   offset, scale, tuple(build.edge_rows), memory_row, unit, model)
 
 
 def _add_edge(build: _Builder, model: Model, e: int, first: np.ndarray, memory: _Memory) -> None:
@@ -119,6 +140,7 @@ def _add_edge(build: _Builder, model: Model, e: int, first: np.ndarray, memory: 
     start = build.add_columns(core[r, c])
     columns = start + np.arange(len(r))
     at = build.add_rows(np.zeros(core.shape[0]), np.zeros(core.shape[0]))
+    build.edge_rows.append((e, at, rows, cols))
     build.add_entries(at + r, columns, np.ones(len(r)))
     build.add_entries(at + rows, first[u] + np.arange(len(rows)), -np.ones(len(rows)))
     at = build.add_rows(np.zeros(core.shape[1]), np.zeros(core.shape[1]))
@@ -158,9 +180,11 @@ class _Memory:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What HiGHS says of a program: `values` or None; objective and bound in the program's own unit, offset added."""
+    """What HiGHS says of a program: `values` or None; `duals` of the rows, in the scaled unit, for an LP solved
+    to its end; objective and bound in the program's own unit, offset added."""
 
     values: np.ndarray | None
+    duals: np.ndarray | None
     objective: float
     bound: float
     infeasible: bool
@@ -169,7 +193,8 @@ class Answer:
 
 
 def run_highs(
-    program: Program, *, time_limit_s: float | None, gap: float, target: float = -np.inf, absolute_gap: float = 0.0
+    program: Program, *, time_limit_s: float | None, gap: float, target: float = -np.inf, absolute_gap: float = 0.0,
+    node_limit: int | None = None,
 ) -> Answer:
     """Solves a program. `gap` is relative, `absolute_gap` in the program's scaled unit; `target`: stop at a
     solution at least this good.
@@ -182,6 +207,10 @@ def run_highs(
         params.highs.double_options[name] = TOLERANCE
     if target > -np.inf:
         params.highs.double_options["objective_target"] = target / program.scale
+    if not program.integer.any():  # measured on local polytopes: 2x faster than with HiGHS's presolve, 10x than barrier
+        params.lp_algorithm, params.presolve = parameters_pb2.LP_ALGORITHM_DUAL_SIMPLEX, parameters_pb2.EMPHASIS_OFF
+    if node_limit is not None:
+        params.node_limit = node_limit
     if time_limit_s is not None:
         params.time_limit.FromNanoseconds(int(max(time_limit_s, 1e-3) * 1e9))
     result = math_opt.solve(
@@ -225,7 +254,12 @@ def _answer(program: Program, result: result_pb2.SolveResultProto) -> Answer:
     )  # "or unbounded": every column that costs is bounded, so it is infeasible
     finished = infeasible or end.reason == result_pb2.TERMINATION_REASON_OPTIMAL
     bound = np.inf if infeasible else bound * program.scale
-    return Answer(values, objective * program.scale, bound, infeasible, finished, end.detail)
+    duals = None
+    if finished and not infeasible and not program.integer.any():
+        dual = result.solutions[0].dual_solution.dual_values
+        duals = np.zeros(len(program.low))
+        duals[np.array(dual.ids, dtype=np.int64)] = dual.values
+    return Answer(values, duals, objective * program.scale, bound, infeasible, finished, end.detail)
 
 
 def solve_highs(problem: Problem, *, budget_s: float | None = None, gap: float = 1e-6) -> Solution:

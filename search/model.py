@@ -121,6 +121,29 @@ def costless(model: Model) -> Model:
     )
 
 
+def priced(base: Model, problem: Problem, price: np.ndarray) -> Model:
+    """`base` with memory as a cost instead of rows: cost + price @ (use - limits). price: [R], cost per byte."""
+    weights = problem.live.T @ price
+    used = price > 0
+    costs = list(base.costs)
+    tables = {(u, v): t for (u, v), t in zip(base.edges.tolist(), base.tables, strict=True)}
+    for weight, buffer in zip(weights, problem.buffers, strict=True):
+        if not weight:
+            continue
+        if buffer.node is not None:
+            costs[buffer.node] = costs[buffer.node] + weight * buffer.usage
+            continue
+        u, v = problem.edge_nodes[buffer.edge].tolist()
+        key, table = ((u, v), compress(buffer.usage)) if u < v else ((v, u), compress(buffer.usage).T)
+        table = Table(table.rows, table.cols, weight * table.core)
+        tables[key] = add(tables[key], table) if key in tables else table
+    return replace(
+        base, costs=tuple(costs), edges=np.array(list(tables), dtype=np.int64).reshape(-1, 2),
+        tables=tuple(tables.values()), edge_use=((),) * len(tables),
+        offset=base.offset - float(price[used] @ problem.limits[used]),
+    )
+
+
 def cost_of(model: Model, choice: np.ndarray) -> float:
     """Cost of a choice ([N] positions), memory aside."""
     total = model.offset + sum(float(c[k]) for c, k in zip(model.costs, choice, strict=True))

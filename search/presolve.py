@@ -107,36 +107,58 @@ def dominate(work: Work, nodes: list[int]) -> None:
         c_i + sum_e max_b (A_e[i, b] - A_e[j, b]) <= c_j,   and memory of i <= memory of j in every row and edge.
     """
     for i in nodes:
-        count = len(work.labels[i])
-        if count == 1:
+        if len(work.labels[i]) == 1:
             continue
-        worst = work.costs[i][:, None] - work.costs[i]  # how much worse the first may be than the second
+        first, second = _candidates(work, i)
+        if not len(first):
+            continue
+        worst = work.costs[i][first] - work.costs[i][second]
         for table in work.tables[i].values():
-            worst += _worst_difference(table.core)[table.rows[:, None], table.rows]
-            work.effort += table.core.shape[0] * table.core.size
-        work.effort += worst.size * (1 + work.degree(i))
-        better = worst <= 0
-        if work.node_use[i] is not None:
-            for use in np.unique(work.node_use[i], axis=0):
-                better &= use[:, None] <= use
+            worst += _worst_difference(table, first, second)
+            work.effort += len(first) * table.core.shape[1]
+        stands = worst <= 0
         for uses in work.uses[i].values():
             for _, table in uses:
-                better &= (_worst_difference(table.core) <= 0)[table.rows[:, None], table.rows]
+                stands &= _worst_difference(table, first, second) <= 0
+        better = np.eye(len(work.labels[i]), dtype=bool)
+        better[first[stands], second[stands]] = True
         work.keep(i, _undominated(better))
 
 
-def _worst_difference(core: np.ndarray) -> np.ndarray:
-    """out[r, s] = max_b (core[r, b] - core[s, b]); where both are infinite, b is out of reach and does not count."""
-    out = np.empty((len(core), len(core)))
-    step = max(1, (1 << 18) // core.size)
-    infinite = np.isposinf(core).any()
-    with np.errstate(invalid="ignore"):
-        for start in range(0, len(core), step):
-            difference = core[start : start + step, None, :] - core[None]
-            if infinite:
-                difference[np.isnan(difference)] = -np.inf
-            out[start : start + step] = difference.max(axis=2)
-    return out
+def _candidates(work: Work, i: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs of different strategies of which the first may dominate the second.
+
+    They pass the memory test and the cost test at one neighbour's strategy per edge: where the second is cheapest,
+    which is mostly where it is most ahead of the first.
+    """
+    lead = work.costs[i][:, None] - work.costs[i]
+    for table in work.tables[i].values():
+        cheapest = table.core.argmin(axis=1)
+        ahead = table.core[:, cheapest] - table.core[np.arange(len(cheapest)), cheapest]
+        lead += ahead[table.rows[:, None], table.rows]
+    work.effort += lead.size * (1 + work.degree(i))
+    possible = lead <= 0
+    if work.node_use[i] is not None:
+        for use in np.unique(work.node_use[i], axis=0):
+            possible &= use[:, None] <= use
+    np.fill_diagonal(possible, False)
+    return np.nonzero(possible)
+
+
+def _worst_difference(table: Table, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """max_b (A[first, b] - A[second, b]) per pair; where both are infinite, b is out of reach and does not count."""
+    count = len(table.core)
+    pairs, place = np.unique(table.rows[first] * count + table.rows[second], return_inverse=True)
+    out = np.empty(len(pairs))
+    step = max(1, (1 << 18) // table.core.shape[1])
+    infinite = np.isposinf(table.core).any()
+    for start in range(0, len(pairs), step):
+        row, other = np.divmod(pairs[start : start + step], count)
+        difference = table.core[row] - table.core[other]
+        if infinite:
+            difference[np.isnan(difference)] = -np.inf
+        out[start : start + step] = difference.max(axis=1)
+    return out[place]
 
 
 def _undominated(better: np.ndarray) -> np.ndarray:
@@ -235,21 +257,23 @@ def presolve(
     steps: tuple[Step, ...] = STEPS,
     *,
     kept: list[np.ndarray] | None = None,
+    settled: bool = False,
     effort_limit: float = EFFORT_LIMIT,
 ) -> Reduction:
     """Runs `steps` until none finds more, or `effort_limit` numbers have been touched.
 
     `kept`: per node the strategies (positions, ascending) to start from, when some are known to be of no use.
+    `settled`: the model is itself the outcome of `steps`, so only what `kept` changes needs another look.
 
     The first step with work waiting runs next, so cheap ones go first; `forbid` always is among them, since the
     others reckon on strategies that are not dead ends (they stay exact, but find less, where one is).
     """
     work = work_of(model)
     steps = steps if forbid in steps else (forbid, *steps)
-    waiting = {step: set(range(model.num_nodes)) for step in steps}
     try:
         for i, positions in enumerate(kept or ()):
             work.keep(i, positions)
+        waiting = {step: set(work.dirty if settled else range(model.num_nodes)) for step in steps}
         while work.effort < effort_limit and (step := next((s for s in steps if waiting[s]), None)):
             nodes = sorted(i for i in waiting[step] if work.alive[i])
             waiting[step], work.dirty = set(), set()

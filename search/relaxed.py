@@ -7,25 +7,30 @@ enough is known or because the caller's cutoff says so. What cannot cost less is
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from .ascent import Ascent
 from .highs import program_of, run_highs
-from .model import Model, cost_of, fits
+from .local import Descent
+from .model import Model, cost_of, fits, use_of
 from .presolve import presolve
+from .prices import Prices
 from .solution import COST_EPSILON
 from .work import Reduction
 
 # A relative gap below this is rounding: sums of 1e4 costs in float64 differ by about 1e-12 of their value.
 SMALLEST_GAP = 1e-9
-MAX_SWEEPS = 300
-# The ascent ends when this many double sweeps close less than this share of what is left of the gap.
-STALL_SWEEPS, STALL_SHARE = 10, 0.02
-MAX_ROUNDS = 6
-# Another round of presolve and ascent pays when fixing drops at least this share of the strategies.
-ROUND_SHARE = 0.1
+# One round of dual ascent: so many double sweeps, and those whose labellings are improved and tried.
+ROUND_SWEEPS, LABEL_SWEEPS, MAX_ROUNDS = 15, (0, 1, 3, 7, 14), 25
+PRICE_STEPS, PRICE_SWEEPS = 6, 3
+# After the LP, programs over the strategies that can cost less than the bound plus such a share of the gap.
+KERNELS = (0.1, 0.4, 1.0)
+# Another round pays when the second half of this one closed such a share of the gap, or dropped such a share of the
+# strategies. A program with more pairs than PROGRAM_SIZE takes HiGHS more than a few seconds: the ascent goes on longer.
+SLOW, SLOW_LARGE, ROUND_SHARE, PROGRAM_SIZE = 0.3, 0.02, 0.2, 300_000
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,11 @@ class Clock:
     @property
     def left_s(self) -> float:
         return np.inf if self.budget_s is None else self.budget_s - self.seconds
+
+    @property
+    def limit_s(self) -> float | None:
+        """Time left as solvers take it: None without a limit."""
+        return None if self.budget_s is None else max(self.left_s, 0.0)
 
 
 def threshold(cost: float, gap: float) -> float:
@@ -68,6 +78,10 @@ class Search:
     method: str = ""
     detail: str = ""
     trace: list[str] = field(default_factory=list)
+    prices: Prices = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prices = Prices(self.model.num_rows)
 
     @property
     def threshold(self) -> float:
@@ -76,6 +90,8 @@ class Search:
     def consider(self, choice: np.ndarray) -> None:
         """Keeps a choice of the model given, if it fits and is the best yet."""
         cost = cost_of(self.model, choice)
+        if self.model.num_rows and np.isfinite(cost):
+            self.prices.add(cost, use_of(self.model, choice) - self.model.limits)
         if cost < self.cost and fits(self.model, choice):
             self.best, self.cost = choice, cost
 
@@ -102,6 +118,14 @@ class Ladder:
     def model(self) -> Model:
         return self.rungs[-1].model
 
+    @property
+    def rows(self) -> np.ndarray:
+        """The last model's memory rows, as numbers of the first's."""
+        rows = self.rungs[0].rows
+        for rung in self.rungs[1:]:
+            rows = rows[rung.rows]
+        return rows
+
     def lift(self, choice: np.ndarray) -> np.ndarray:
         for rung in reversed(self.rungs):
             choice = rung.lift(choice)
@@ -113,81 +137,160 @@ class Ladder:
         return choice
 
 
-def solve_model(search: Search, start: np.ndarray | None = None) -> Search:
+def solve_model(search: Search, starts: Sequence[np.ndarray] = ()) -> Search:
     """Finds the least-cost choice of `search.model` below its ceiling, or proves there is none.
 
-    start: a choice to improve first; it need not fit.
+    starts: choices of the model to improve first; they need not fit.
     """
     ladder = Ladder((presolve(search.model),))
-    if start is not None:
-        search.consider(start)
+    if not ladder.rungs[-1].infeasible:
+        descent = Descent(ladder.model)
+        for choice in starts:
+            search.consider(choice)
+            search.consider(ladder.lift(descent.improve(ladder.project(choice))))
+    ascent: Ascent | None = None
     for _ in range(MAX_ROUNDS):
-        if ladder.rungs[-1].infeasible:
-            search.detail = ladder.rungs[-1].infeasible
-            return search.end("presolve")
-        if not ladder.model.num_nodes:
-            search.consider(ladder.lift(np.zeros(0, dtype=np.int64)))
-            return search.end("presolve")
-        ascent = climb(search, ladder)
-        if search.raise_bound(ascent.bound):
+        if (ended := _nothing_left(search, ladder)) is not None:
+            return ended
+        ascent, ladder, more = _round(search, ladder, ascent)
+        if ascent.bound >= search.threshold:
             return search.end("dual ascent")
-        kept = [np.flatnonzero(m < search.threshold) for m in ascent.margins()]
-        if search.raise_bound(ascent.bound) or not all(len(k) for k in kept):
-            return search.end("dual ascent")
-        before, after = sum(map(len, ladder.model.costs)), sum(map(len, kept))
-        if after < before:
-            ladder = Ladder((*ladder.rungs, presolve(ladder.model, kept=kept)))
-        search.trace.append(f"{ladder.model.num_nodes} nodes, {after} of {before} strategies, {ladder.model.size} pairs")
-        if after > (1 - ROUND_SHARE) * before or search.clock.left_s <= 0:
+        if not more or search.clock.left_s <= 0:
             break
     return _finish(search, ladder)
 
 
-def climb(search: Search, ladder: Ladder) -> Ascent:
-    """Dual ascent on the last rung until the bound ends the search, stalls, or time is up."""
+def _nothing_left(search: Search, ladder: Ladder) -> Search | None:
+    """The end of a search whose last rung has no choice left to make."""
+    last = ladder.rungs[-1]
+    if last.infeasible:
+        search.detail = last.infeasible
+    elif last.model.num_nodes:
+        return None
+    else:
+        search.consider(ladder.lift(np.zeros(0, dtype=np.int64)))
+    return search.end("presolve")
+
+
+def _round(search: Search, ladder: Ladder, older: Ascent | None) -> tuple[Ascent, Ladder, bool]:
+    """Some sweeps, then everything dropped that cannot beat the threshold. Also says whether another round may pay."""
     model = ladder.model
     ascent = Ascent(model, search.cost)
+    if older is not None:
+        ascent.inherit(older, ladder.rungs[-1])
+    descent = Descent(model)
     if search.best is not None:
-        search.consider(ladder.lift(ascent.improve(ladder.project(search.best))))
-    history: list[float] = []
-    for sweep in range(MAX_SWEEPS):
+        search.consider(ladder.lift(descent.improve(ladder.project(search.best))))
+    if model.num_rows and _price(search, ladder, ascent, descent):
+        return ascent, ladder, False
+    history = [ascent.bound]
+    for sweep in range(ROUND_SWEEPS):
         labels = [ascent.sweep(forward=True), ascent.sweep(forward=False)]
-        if sweep < 4 or sweep % 5 == 0:
+        if sweep in LABEL_SWEEPS:
             for choice in labels:
-                search.consider(ladder.lift(ascent.improve(choice)))
+                _try(search, ladder, ascent, descent, choice)
         history.append(ascent.bound)
-        if ascent.bound >= search.threshold or search.clock.left_s <= 0:
-            break
-        if len(history) > STALL_SWEEPS and _stalled(history, search.threshold):
-            break
-    search.trace.append(f"{len(history)} double sweeps, bound {ascent.bound:.6g}, best {search.cost:.6g}")
-    return ascent
+        if search.raise_bound(ascent.bound) or search.clock.left_s <= 0:
+            return ascent, ladder, False
+    kept = [np.flatnonzero(margin < search.threshold) for margin in ascent.margins()]
+    search.raise_bound(ascent.bound)
+    before, after = sum(map(len, model.costs)), sum(map(len, kept))
+    if all(map(len, kept)) and after < before:
+        ladder = Ladder((*ladder.rungs, presolve(model, kept=kept, settled=True)))
+    elif after < before:  # a node without a strategy: nothing beats the threshold
+        ascent.bound = search.threshold
+    gained = (ascent.bound - history[len(history) // 2]) / max(search.threshold - history[len(history) // 2], 1e-300)
+    search.trace.append(
+        f"bound {ascent.bound:.6g}, best {search.cost:.6g}, {search.clock.seconds:.2f} s; {after} of {before} strategies"
+        f" kept; now {ladder.model.num_nodes} nodes, {ladder.model.size} pairs"
+    )
+    large = ladder.model.size > PROGRAM_SIZE
+    return ascent, ladder, gained > (SLOW_LARGE if large else SLOW) or after < (1 - ROUND_SHARE) * before
 
 
-def _stalled(history: list[float], goal: float) -> bool:
-    gained = history[-1] - history[-1 - STALL_SWEEPS]
-    left = goal - history[-1] if np.isfinite(goal) else abs(history[-1])
-    return gained < STALL_SHARE * left
+def _try(search: Search, ladder: Ladder, ascent: Ascent, descent: Descent, choice: np.ndarray) -> None:
+    """Improves a labelling at the ascent's prices, and from there within the limits."""
+    choice = ascent.improve(choice)
+    if ladder.model.num_rows:
+        search.consider(ladder.lift(choice))
+    search.consider(ladder.lift(descent.improve(choice)))
+
+
+def _price(search: Search, ladder: Ladder, ascent: Ascent, descent: Descent) -> bool:
+    """Looks for good prices of the memory rows, a few sweeps at each; True when a bound ends the search."""
+    for _ in range(PRICE_STEPS):
+        for _ in range(PRICE_SWEEPS):
+            labels = [ascent.sweep(forward=True), ascent.sweep(forward=False)]
+        if search.raise_bound(ascent.bound) or search.clock.left_s <= 0:
+            return True
+        search.prices.proven(ascent.price_of(ladder.rows, search.model.num_rows), ascent.bound)
+        for choice in labels:
+            _try(search, ladder, ascent, descent, choice)
+        ascent.set_price(search.prices.next()[ladder.rows])
+    ascent.set_price(search.prices.best[ladder.rows])
+    return False
 
 
 def _finish(search: Search, ladder: Ladder) -> Search:
-    """HiGHS on the last rung."""
-    if ladder.rungs[-1].infeasible or not ladder.model.num_nodes:
-        if not ladder.rungs[-1].infeasible:
-            search.consider(ladder.lift(np.zeros(0, dtype=np.int64)))
-        return search.end("presolve")
+    """HiGHS on the last rung: first the LP relaxation, mostly integral; then programs on what its duals leave."""
+    if (ended := _nothing_left(search, ladder)) is not None:
+        return ended
     if search.clock.left_s <= 0:
         search.detail = "out of time before HiGHS"
         return search
-    program = program_of(ladder.model)
-    left = None if search.clock.budget_s is None else search.clock.left_s
-    answer = run_highs(program, time_limit_s=left, gap=0.5 * max(search.gap, SMALLEST_GAP))
-    search.trace.append(f"HiGHS: {len(program.cost)} columns, {answer.detail}, bound {answer.bound:.6g}")
-    search.method, search.detail = "HiGHS", answer.detail
+    margins = _relaxation(search, ladder)
+    for share in KERNELS:
+        if search.bound >= search.threshold:
+            return search.end("HiGHS")
+        if search.clock.left_s <= 0:
+            search.detail = search.detail or "out of time"
+            break
+        limit = search.threshold
+        if np.isfinite(limit) and np.isfinite(search.bound):
+            limit = search.bound + share * (search.threshold - search.bound)
+        _kernel(search, ladder, [np.flatnonzero(margin < limit) for margin in margins], limit)
+    return search.end("HiGHS") if search.bound >= search.threshold else search
+
+
+def _relaxation(search: Search, ladder: Ladder) -> list[np.ndarray]:
+    """Solves the LP relaxation; its duals are messages and prices, which give a bound of our own and the margins."""
+    model = ladder.model
+    program = program_of(model, integer=False)
+    answer = run_highs(program, time_limit_s=search.clock.limit_s, gap=0.0)
+    search.detail = answer.detail
+    search.trace.append(f"LP: {len(program.cost)} columns, {answer.objective:.9g}, {search.clock.seconds:.2f} s {answer.detail}")
     if answer.values is not None:
-        search.consider(ladder.lift(program.choice(answer.values)))
-    if search.raise_bound(answer.bound):  # not answer.finished: the choice must hold and cost what HiGHS says
-        return search.end("HiGHS")
-    return search
+        choice = program.choice(answer.values)
+        for guess in (choice, Descent(model).improve(choice)):
+            search.consider(ladder.lift(guess))
+    if answer.duals is None:
+        if answer.infeasible:
+            search.raise_bound(np.inf)
+        return [np.full(len(c), -np.inf) for c in model.costs]
+    ascent = Ascent(model)
+    ascent.messages, price = program.messages(answer.duals)
+    ascent.set_price(price)
+    margins = ascent.margins()
+    search.raise_bound(ascent.bound)
+    return margins
 
 
+def _kernel(search: Search, ladder: Ladder, kept: list[np.ndarray], limit: float) -> None:
+    """Solves the program over the strategies `kept`: any choice with another costs `limit` or more."""
+    if not all(map(len, kept)):
+        search.raise_bound(limit)
+        return
+    ladder = Ladder((*ladder.rungs, presolve(ladder.model, kept=kept, settled=True)))
+    bound = np.inf
+    if ladder.model.num_nodes and not ladder.rungs[-1].infeasible:
+        program = program_of(ladder.model)
+        answer = run_highs(program, time_limit_s=search.clock.limit_s, gap=0.5 * max(search.gap, SMALLEST_GAP))
+        if answer.values is not None:
+            search.consider(ladder.lift(program.choice(answer.values)))
+        bound, search.detail = answer.bound, answer.detail
+        search.trace.append(f"MILP below {limit:.9g}: {sum(map(len, kept))} strategies, {len(program.cost)} columns,"
+                            f" best {search.cost:.9g}, bound {bound:.9g}, {search.clock.seconds:.2f} s {answer.detail}")
+    elif not ladder.rungs[-1].infeasible:
+        search.consider(ladder.lift(np.zeros(0, dtype=np.int64)))
+        bound = cost_of(search.model, ladder.lift(np.zeros(0, dtype=np.int64)))
+    search.raise_bound(min(limit, bound))  # the choice must hold and cost what HiGHS says for this to end the search

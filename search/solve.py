@@ -60,26 +60,27 @@ def solve(
     clock, incumbent, base = Clock(time.perf_counter(), budget_s), _Incumbent(problem), base_model(problem)
     incumbent.offer(initial)
     rows, bound = np.zeros(0, dtype=np.int64), -np.inf
-    start = None if initial is None else problem.checked_choice(initial)
+    starts = [] if initial is None else [problem.checked_choice(initial)]
     while True:
         ceiling = min(cutoff, threshold(incumbent.cost, gap))
-        search = solve_model(Search(with_rows(base, problem, rows), ceiling, gap, clock), start)
+        search = solve_model(Search(with_rows(base, problem, rows), ceiling, gap, clock), starts)
         bound = max(bound, search.bound)
         held = incumbent.offer(search.best)
         if search.proven and (search.best is None or held):
             return _ended(incumbent, cutoff, bound, gap, clock, search)
         if clock.left_s <= 0 or search.best is None or held:
             return _stopped(incumbent, bound, clock, search)
-        start = search.best
+        starts.append(search.best)
         new = violated_rows(problem, search.best, rows)
         assert len(new), "a choice that exceeds a row of the model was called feasible for it"
         rows = np.concatenate([rows, new])
         if incumbent.choice is None:
-            phase = least_excess(problem, base, rows, search.best, clock)
-            rows = phase.rows
+            phase = least_excess(problem, base, search.best, clock)
+            rows = np.union1d(rows, phase.rows)
             if phase.bound_bytes > float(problem.row_tolerance_bytes.max()):
                 return _does_not_fit(problem, phase, clock)
             incumbent.offer(phase.choice)
+            starts.append(phase.choice)
 
 
 def _ended(incumbent: _Incumbent, cutoff: float, bound: float, gap: float, clock: Clock, search: Search) -> Solution:

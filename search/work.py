@@ -28,12 +28,17 @@ class Eliminated:
 
 @dataclass(frozen=True, eq=False)
 class Reduction:
-    """A smaller model with the same optimum, and the way back. `infeasible`: why nothing is allowed, or None."""
+    """A smaller model with the same optimum, and the way back.
+
+    kept: nodes of the larger model that are left; labels: for each of its nodes the strategies that are left; rows: its
+    memory rows that are left. infeasible: why nothing is allowed, or None.
+    """
 
     model: Model
     kept: np.ndarray
     labels: tuple[np.ndarray, ...]
     eliminated: tuple[Eliminated, ...]
+    rows: np.ndarray
     infeasible: str | None = None
 
     def lift(self, choice: np.ndarray) -> np.ndarray:
@@ -73,6 +78,7 @@ class Work:
     node_use: list[np.ndarray | None]
     limits: np.ndarray
     tolerance: np.ndarray
+    rows: np.ndarray
     offset: float
     alive: list[bool]
     eliminated: list[Eliminated] = field(default_factory=list)
@@ -143,7 +149,7 @@ class Work:
 
     def keep_rows(self, kept: np.ndarray) -> None:
         """Only the memory rows of the mask `kept` stay."""
-        self.limits, self.tolerance = self.limits[kept], self.tolerance[kept]
+        self.limits, self.tolerance, self.rows = self.limits[kept], self.tolerance[kept], self.rows[kept]
         for i in range(len(self.alive)):
             if not self.carries_memory(i):
                 continue
@@ -178,9 +184,9 @@ def work_of(model: Model) -> Work:
         node_use=list(model.node_use),
         limits=model.limits.copy(),
         tolerance=model.tolerance.copy(),
+        rows=np.arange(model.num_rows),
         offset=model.offset,
         alive=[True] * n,
-        dirty=set(range(n)),
     )
     for (u, v), table, uses in zip(model.edges.tolist(), model.tables, model.edge_use, strict=True):
         work.set_table(u, v, table)
@@ -204,4 +210,5 @@ def frozen(work: Work, infeasible: str | None) -> Reduction:
         tolerance=work.tolerance,
         offset=work.offset,
     )
-    return Reduction(model, np.array(kept, dtype=np.int64), tuple(work.labels), tuple(work.eliminated), infeasible)
+    return Reduction(model, np.array(kept, dtype=np.int64), tuple(work.labels), tuple(work.eliminated),
+                     work.rows, infeasible)

@@ -7,10 +7,20 @@ from autoplan import errors
 
 def test_message_has_every_part_in_order():
     error = errors.ShardingError(
-        "sizes must divide", got="10 over 8", action="Pad to 16", path="batch['x']", shape=(10, 4), dtype="float32",
-        dim=0, axis="x", source="train.py:12 (step)")
-    assert str(error) == ("batch['x'] (float32[10, 4]), dim 0, axis 'x': sizes must divide; got 10 over 8. Pad to 16 "
-                          "[train.py:12 (step)]")
+        "sizes must divide",
+        got="10 over 8",
+        action="Pad to 16",
+        path="batch['x']",
+        shape=(10, 4),
+        dtype="float32",
+        dim=0,
+        axis="x",
+        source="train.py:12 (step)",
+    )
+    assert str(error) == (
+        "batch['x'] (float32[10, 4]), dim 0, axis 'x': sizes must divide; got 10 over 8. Pad to 16 "
+        "[train.py:12 (step)]"
+    )
     assert isinstance(error, errors.PlanError) and isinstance(error, ValueError)
     assert (error.path, error.shape, error.dim, error.axis) == ("batch['x']", (10, 4), 0, "x")
 
@@ -27,12 +37,15 @@ def test_scalar_shape_is_shown():
     assert str(errors.PlanError("no", path="step", shape=(), dtype="int32")) == "step (int32[]): no"
 
 
-@pytest.mark.parametrize(("spec", "words"), [
-    (("x",), ("dim 0", "'x'", "size 10 split 8 ways", "16")),
-    ((None, ("x", "y")), ("dim 1", "'x', 'y'", "size 4 split 16 ways")),
-    (("z",), ("'z'", "may only name axes of the mesh")),
-    ((None, None, "x"), ("at most one entry per dim",)),
-])
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (("x",), ("dim 0", "'x'", "size 10 split 8 ways", "16")),
+        ((None, ("x", "y")), ("dim 1", "'x', 'y'", "size 4 split 16 ways")),
+        (("z",), ("'z'", "may only name axes of the mesh")),
+        ((None, None, "x"), ("at most one entry per dim",)),
+    ],
+)
 def test_check_divisible_names_dim_and_axis(spec, words):
     with pytest.raises(errors.ShardingError) as caught:
         errors.check_divisible("batch['x']", (10, 4), "float32", spec, {"x": 8, "y": 2})

@@ -29,14 +29,16 @@ def make_plan(**changes) -> Plan:
     weight = LeafLayout("state['w']", (16, 8), "bfloat16", (("x",), ("y",)), 32, "state")
     fields = {
         "program": "train_step", "fingerprint": "f00", "cluster": "v5e:2x4", "mesh": mesh, "layout": "auto",
-        "status": "FEASIBLE", "gap": math.inf, "planning_time_s": 0.1, "phases_s": {"trace": 0.03, "search": 0.07},
+        "status": "FEASIBLE", "gap": math.inf, "planning_time_s": 0.1,
+        "phases_s": {"trace": 0.03, "search": 0.07},
         "step_time_s": 1e-3, "compute_time_s": 7e-4, "communication_time_s": 3e-4, "peak_memory_bytes": 1 / 3,
         "memory_limit_bytes": math.inf,
         "inputs": [weight, LeafLayout("batch['ä']", (8,), "int32", (("x", "y"),), 4, "batch")],
         "outputs": [dataclasses.replace(weight, path="result[0]['w']", role="output")],
         "state_pairs": [(0, 0)],
         "collectives": [Collective("all-reduce", ("x",), 64, 24, 1e-6, "a.py:1 (f)", "dot_general -> add")],
-        "candidates": [Candidate("data", mesh, math.inf, math.inf, math.inf, 1e12, False, "INFEASIBLE", "no")],
+        "candidates": [Candidate("data", mesh, math.inf, math.inf, math.inf, 1e12, False, "INFEASIBLE",
+                                 "no")],
         "constraints": [Constraint((3, 0), "operand", 1, ((), ("y",)), ("cast", (1, None), ()))],
         "notes": ["state['w'] is small"],
     }  # fmt: skip
@@ -153,7 +155,9 @@ def test_saving_replaces_whole_or_not_at_all(tmp_path, monkeypatch):
 def test_numbers_and_specs_may_be_edited_by_hand():
     text = make_plan().to_json().replace('"step_time_s": 0.001', '"step_time_s": 2')
     plan = planfile.loads(text, Plan)
-    assert plan.step_time_s == 2.0 and planfile.dumps(plan) == text.replace('"step_time_s": 2', '"step_time_s": 2.0')
+    assert plan.step_time_s == 2.0 and planfile.dumps(plan) == text.replace(
+        '"step_time_s": 2', '"step_time_s": 2.0'
+    )
 
 
 def _edited(**changes):
@@ -185,7 +189,8 @@ def _edited_leaf(drop=None, **changes):
         (_edited(program=7), "program: must be a string; got 7"),
         (_edited(notes={}), "notes: must be an array; got an object with 0 fields"),
         (_edited(extra=1), "a Plan has only the fields version, program"),
-        (_edited(mesh={"axis_names": ["x"], "axis_sizes": [8.5]}), "mesh.axis_sizes[0]: must be a whole number"),
+        (_edited(mesh={"axis_names": ["x"], "axis_sizes": [8.5]}),
+         "mesh.axis_sizes[0]: must be a whole number"),
         (_edited(mesh={"axis_names": ["x"], "axis_sizes": [8]}), "not all in the mesh (x=8)"),
         (_edited(state_pairs=[[0]]), "state_pairs[0]: must be an array of 2; got an array of 1"),
         (_edited(phases_s=[["trace", "long"]]), "phases_s[0][1]: must be a number"),
@@ -194,9 +199,11 @@ def _edited_leaf(drop=None, **changes):
         (_edited_leaf(spec=[["x"], ["x"]]), "inputs[0]: spec: an axis can split one dim only"),
         (_edited_leaf(spec=[["z"], []]), "uses axes ('z',)"),
         (_edited_leaf(shape=["16", 8]), 'inputs[0].shape[0]: must be a whole number; got "16"'),
-        (_edited_leaf(bytes_per_device=-1), "inputs[0]: bytes_per_device: expected a finite number of at least 0"),
+        (_edited_leaf(bytes_per_device=-1),
+         "inputs[0]: bytes_per_device: expected a finite number of at least 0"),
         (make_plan().to_json().replace("0.001", "NaN"), "strict JSON; got NaN is no JSON number"),
-        (make_plan().to_json().replace("0.001", "1e999"), "step_time_s: must be within the range of a double"),
+        (make_plan().to_json().replace("0.001", "1e999"),
+         "step_time_s: must be within the range of a double"),
         (make_plan().to_json().replace('"cluster"', '"program"'), "'program' appears twice"),
     ],
 )  # fmt: skip
@@ -226,10 +233,12 @@ def test_a_plan_of_another_program_says_what_changed():
     planfile.check_program(plan, "f00", plan.inputs)
     for fingerprint, leaves, words in [
         ("other", plan.inputs, "takes the same arguments, but its operations differ"),
-        ("other", (dataclasses.replace(weight, shape=(16, 4)), batch), "bfloat16[16, 8] in the plan and bfloat16[16, 4]"),
+        ("other", (dataclasses.replace(weight, shape=(16, 4)), batch),
+         "bfloat16[16, 8] in the plan and bfloat16[16, 4]"),
         ("other", (dataclasses.replace(weight, dtype="float32"), batch), "float32[16, 8] in this program"),
         ("other", (batch, weight), "where it has the argument state['w'], this program has batch['ä']"),
-        ("other", (weight,), "the plan has the argument batch['ä'], this program does not (2 leaves then, 1 now)"),
+        ("other", (weight,),
+         "the plan has the argument batch['ä'], this program does not (2 leaves then, 1 now)"),
         ("f00", (*plan.inputs, LEAF), "this program has the argument a, the plan does not"),
     ]:  # fmt: skip
         with pytest.raises(PlanFileError) as caught:
@@ -253,7 +262,8 @@ def test_loading_needs_no_devices(tmp_path):
 @pytest.mark.parametrize(
     ("text", "size_bytes"),
     [
-        ("80GiB", 80 * 2**30), ("16GB", 16 * 10**9), ("1.5 TiB", 3 * 2**39), (" 512mib ", 2**29), ("4096", 4096),
+        ("80GiB", 80 * 2**30), ("16GB", 16 * 10**9), ("1.5 TiB", 3 * 2**39), (" 512mib ", 2**29),
+        ("4096", 4096),
         ("4096B", 4096), ("2kB", 2000), (7, 7), (2.0**34, 2**34), (".5KiB", 512),
     ],
 )  # fmt: skip
@@ -261,7 +271,9 @@ def test_parse_bytes(text, size_bytes):
     assert units.parse_bytes(text) == size_bytes
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "16G", "16 gigs", "-1GiB", "0", "1e9", "4iB", True, None, math.inf, 0.2])
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "16G", "16 gigs", "-1GiB", "0", "1e9", "4iB", True, None, math.inf, 0.2]
+)
 def test_parse_bytes_refuses(text):
     with pytest.raises(PlanError, match="memory size must be .*; got .*'80GiB'"):
         units.parse_bytes(text)
@@ -270,10 +282,12 @@ def test_parse_bytes_refuses(text):
 @pytest.mark.parametrize(
     ("show", "value", "text"),
     [
-        (units.format_bytes, 0, "0 B"), (units.format_bytes, 1023, "1023 B"), (units.format_bytes, 1536, "1.50 KiB"),
+        (units.format_bytes, 0, "0 B"), (units.format_bytes, 1023, "1023 B"),
+        (units.format_bytes, 1536, "1.50 KiB"),
         (units.format_bytes, 16 * 2**30, "16 GiB"), (units.format_bytes, 9.77 * 2**30, "9.77 GiB"),
         (units.format_bytes, 2**30 - 1, "1.00 GiB"), (units.format_bytes, math.inf, "unknown"),
-        (units.format_time, 0, "0 s"), (units.format_time, 8.5e-7, "850 ns"), (units.format_time, 12.4e-6, "12.4 us"),
+        (units.format_time, 0, "0 s"), (units.format_time, 8.5e-7, "850 ns"),
+        (units.format_time, 12.4e-6, "12.4 us"),
         (units.format_time, 3.07e-3, "3.07 ms"), (units.format_time, 0.99999, "1.00 s"),
         (units.format_time, 1.5, "1.50 s"), (units.format_time, 125, "2 min 5 s"),
         (units.format_bandwidth, 450e9, "450 GB/s"), (units.format_bandwidth, 3.35e12, "3.35 TB/s"),

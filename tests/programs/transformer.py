@@ -73,7 +73,7 @@ def _loss(params: dict, batch: jax.Array, key: jax.Array) -> tuple[jax.Array, ja
 def _step(state: State, batch: jax.Array) -> tuple[State, dict[str, jax.Array]]:
     key, draw = jax.random.split(state.key)
     (loss, correct), grads = jax.value_and_grad(_loss, has_aux=True)(state.params, batch, draw)
-    norm = optax.global_norm(grads)
+    norm = optax.tree.norm(grads)
     grads = jax.tree.map(lambda g: g * jnp.minimum(1.0, 1.0 / norm), grads)
     updates, moments = adamw().update(grads, state.moments, state.params)
     params = optax.apply_updates(state.params, updates)

@@ -1,0 +1,84 @@
+"""How a step is called: the names of its parameters, and which of them are static or donated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+import inspect
+from typing import Any
+
+Names = str | Iterable[str] | None
+Numbers = int | Iterable[int] | None
+
+
+@dataclass(frozen=True)
+class Signature:
+    """How a function's arguments are named, and which are static or donated; built by `signature_of`."""
+
+    fun: Callable[..., Any]
+    name: str
+    positional: tuple[str, ...]
+    variadic: str | None
+    static_argnums: frozenset[int]
+    static_argnames: frozenset[str]
+    donate_argnums: frozenset[int]
+    donate_argnames: frozenset[str]
+
+    @property
+    def has_static(self) -> bool:
+        return bool(self.static_argnums or self.static_argnames)
+
+    def dynamic(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments that are not static."""
+        return (
+            tuple(arg for i, arg in enumerate(args) if i not in self.static_argnums),
+            {key: value for key, value in kwargs.items() if key not in self.static_argnames},
+        )
+
+    def static(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+        """The static arguments, with their places."""
+        return (
+            tuple((i, arg) for i, arg in enumerate(args) if i in self.static_argnums),
+            tuple(sorted((key, value) for key, value in kwargs.items() if key in self.static_argnames)),
+        )
+
+    def argument_name(self, position: int) -> str:
+        """The name of positional argument `position`."""
+        if position < len(self.positional):
+            return self.positional[position]
+        return f"{self.variadic or 'args'}[{position - len(self.positional)}]"
+
+    def dynamic_names(self, num_args: int) -> list[str]:
+        """The names of the positional arguments that are not static."""
+        return [self.argument_name(i) for i in range(num_args) if i not in self.static_argnums]
+
+
+def signature_of(
+    fun: Callable[..., Any],
+    static_argnums: Numbers = None,
+    static_argnames: Names = None,
+    donate_argnums: Numbers = None,
+    donate_argnames: Names = None,
+) -> Signature:
+    """The signature of `fun`; numbers and names are completed from each other, as `jax.jit` does."""
+    try:
+        parameters = list(inspect.signature(fun).parameters.values())
+    except (ValueError, TypeError):  # some builtins have none
+        parameters = []
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    variadic = next((p.name for p in parameters if p.kind == p.VAR_POSITIONAL), None)
+
+    def resolve(numbers: Numbers, names: Names) -> tuple[frozenset[int], frozenset[str]]:
+        given_numbers = () if numbers is None else (numbers,) if isinstance(numbers, int) else tuple(numbers)
+        given_names = () if names is None else (names,) if isinstance(names, str) else tuple(names)
+        found = {n + len(positional) if n < 0 else n for n in given_numbers}
+        if numbers is None:
+            found |= {positional.index(name) for name in given_names if name in positional}
+        inferred = {positional[n] for n in found if n < len(positional)} if names is None else set()
+        return frozenset(found), frozenset(given_names) | inferred
+
+    static, donated = resolve(static_argnums, static_argnames), resolve(donate_argnums, donate_argnames)
+    name = getattr(fun, "__name__", None) or type(fun).__name__
+    return Signature(fun, name, tuple(positional), variadic, *static, *donated)
