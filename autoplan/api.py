@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 import contextlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 import functools
 import types
 from typing import Any
@@ -19,16 +19,30 @@ from jax.sharding import Mesh, NamedSharding
 
 from . import devices, nnx
 from .birth import born
+from .compiled import Compiled
 from .errors import PinError, PlanError
 from .executable import Executable, OtherTypes, build
 from .plan import Plan
-from .planner import LAYOUTS
+from .planfile import check_program
+from .planner import AXIS_NAMES, LAYOUTS, make_plan
 from .signature import Names, Numbers, Signature, signature_of
-from .stages import Compiled, Options, Traced
-from .trace import trace_signature
+from .trace import Trace, trace_signature
 from .units import parse_bytes
 
 _OBJECTS = "objects"  # marks argument trees with NNX objects inside containers
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `parallelize` was asked for."""
+
+    cluster: devices.ClusterLike = None
+    memory_bytes: int | None = None
+    mesh_shape: tuple[int, ...] | None = None
+    layout: str = "auto"
+    in_shardings: Any = None
+    budget_s: float | None = None
+    plan: Plan | None = None
 
 
 def parallelize(
@@ -205,7 +219,7 @@ class Parallelized:
             raise PlanError(
                 f"{self._signature.name}.init lays the state out by a plan",
                 got="no plan yet",
-                action=f"Call {self._signature.name}.plan(...) first; arguments may be jax.ShapeDtypeStructs, "
+                action=f"Call {self._signature.name}.plan(...) first. Arguments may be ShapeDtypeStructs, "
                 "for instance from jax.eval_shape(make_state, ...)",
             )
         mesh = devices.run_mesh(devices.resolve(self._options.cluster), self._latest.mesh)
@@ -252,6 +266,50 @@ class Parallelized:
     def _build(self, traced: Traced) -> Executable:
         plan = self._plan(traced)
         return build(traced.trace, plan, devices.run_mesh(devices.resolve(self._options.cluster), plan.mesh))
+
+
+@dataclass(frozen=True, repr=False)
+class Traced:
+    """A traced step: `print` shows its program, `plan` plans it."""
+
+    trace: Trace
+    options: Options
+
+    @property
+    def jaxpr(self) -> Any:
+        """The program on flat leaves, a `ClosedJaxpr`."""
+        return self.trace.jaxpr
+
+    def plan(self) -> Plan:
+        """The plan: the one that was given if it is for this program, else the best that the search finds.
+
+        Raises:
+          PlanError: there is none, or the given plan is for another program.
+        """
+        options = self.options
+        if options.plan is not None:
+            check_program(options.plan, self.trace.fingerprint, self.trace.inputs)
+            return options.plan
+        target = devices.resolve(options.cluster)
+        mesh = target.fixed_mesh
+        if mesh is None:
+            _check_pinned_axes(self.trace)
+        return make_plan(
+            self.trace,
+            target.cluster,
+            memory_bytes=options.memory_bytes,
+            mesh_shape=mesh.axis_sizes if mesh else options.mesh_shape,
+            layout=options.layout,
+            budget_s=options.budget_s,
+            **({"axis_names": mesh.axis_names} if mesh else {}),
+        )
+
+    def __str__(self) -> str:
+        return str(self.trace.jaxpr)
+
+    def __repr__(self) -> str:
+        trace = self.trace
+        return f"<Traced {trace.name}: {len(trace.inputs)} inputs, {len(trace.outputs)} outputs>"
 
 
 def _updated(options: Options, **changes: Any) -> Options:
@@ -310,3 +368,22 @@ def _pinned_mesh(in_shardings: Any) -> Mesh | None:
         )
     mesh = meshes.pop() if meshes else None
     return mesh if isinstance(mesh, Mesh) else None
+
+
+def _check_pinned_axes(trace: Trace) -> None:
+    """Refuses pins that name axes which no mesh of the planner has."""
+    for leaf in trace.inputs:
+        entries = [entry if isinstance(entry, tuple) else (entry,) for entry in leaf.spec or ()]
+        axes = [axis for entry in entries for axis in entry if isinstance(axis, str)]
+        if unknown := [axis for axis in axes if axis not in AXIS_NAMES]:
+            raise PinError(
+                "a layout names axes of a mesh",
+                got=f"{leaf.spec} and no mesh that has them",
+                path=leaf.path,
+                shape=leaf.shape,
+                dtype=leaf.dtype,
+                axis=unknown,
+                source=trace.source,
+                action="Pass the mesh as `cluster=jax.make_mesh(...)`, or use NamedShardings; without a "
+                f"mesh, axes are called {', '.join(AXIS_NAMES)}",
+            )

@@ -165,10 +165,11 @@ def _op_wish(shell, roles: Roles, options, axis: int, part: str, members) -> np.
 
 def named_parts(num_axes: int) -> dict[str, tuple[str, ...]]:
     """The classic layouts of a mesh with `num_axes` axes, by name."""
-    named = {name: (name,) * num_axes for name in ("data", "fsdp", "tensor")}
+    named = {name: (name,) * num_axes for name in ("data", "fsdp")}
+    if num_axes >= 3:
+        named["data x fsdp x tensor"] = ("data",) * (num_axes - 2) + ("fsdp", "tensor")
     if num_axes >= 2:
         for first in ("data", "fsdp"):
             named[f"{first} x tensor"] = (first,) * (num_axes - 1) + ("tensor",)
-    if num_axes >= 3:
-        named["data x fsdp x tensor"] = ("data",) * (num_axes - 2) + ("fsdp", "tensor")
+    named["tensor"] = ("tensor",) * num_axes
     return named

@@ -18,6 +18,10 @@ from jax.extend import core as jex_core
 # `JaxprEqn.source_info` accessor; there is none today.
 from jax._src import source_info_util
 
+# A jaxpr made by hand wants to say what it was made for. `jax.extend.core` has Jaxpr and DebugInfo, but the latter's
+# fields are not documented there.
+from jax._src import core
+
 # The MLIR bindings run Shardy's rule-populating pass. Would be replaced by a public way to ask JAX for an
 # operation's sharding rule (`custom_partitioning` only lets one *set* a rule).
 from jaxlib.mlir import ir, passmanager
@@ -272,6 +276,8 @@ def eqn_function(eqn: JaxprEqn) -> Callable:
     taken: Iterator[Var] = iter(arguments)
     operands = [v if isinstance(v, Literal) else next(taken) for v in eqn.invars]
     outvars = [new_var(v.aval) for v in eqn.outvars]
-    jaxpr = Jaxpr([], arguments, outvars, [eqn.replace(invars=operands, outvars=outvars)], eqn.effects)
+    names = tuple(f"x{i}" for i in range(len(arguments)))
+    debug_info = core.DebugInfo("autoplan", eqn.primitive.name, names, ("",) * len(outvars))
+    jaxpr = Jaxpr([], arguments, outvars, [eqn.replace(invars=operands, outvars=outvars)], eqn.effects, debug_info)
     return jex_core.jaxpr_as_fun(close(jaxpr))
 

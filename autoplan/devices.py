@@ -87,9 +87,9 @@ def run_mesh(target: Target, shape: MeshShape) -> Mesh:
         raise DeviceError(
             f"running on {target.cluster.name} needs {shape.num_devices} devices for the mesh ({shape})",
             got=f"{len(devices)} {platform} device{'s' * (len(devices) != 1)}",
-            action="Plan for the devices that are there by leaving out `cluster=`, or simulate it on CPU with "
+            action="Plan for the devices that are there by leaving `cluster=` out, or simulate it on CPU: "
             f"XLA_FLAGS=--xla_force_host_platform_device_count={shape.num_devices} and JAX_PLATFORMS=cpu in "
-            "the environment, before jax is imported",
+            "the environment before jax is imported",
         )
     chosen = np.empty(shape.num_devices, dtype=object)
     chosen[:] = devices[: shape.num_devices]

@@ -6,7 +6,6 @@ source and its result at once. Values that only exist inside fusions take nothin
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,11 +44,24 @@ class MemoryModel:
         np.add.at(change, self.stop, -size)
         return np.maximum(np.cumsum(change[:-1]), 0.0)
 
-    def rows(self, positions: Sequence[int]) -> sp.csr_array:
-        """How many copies of each buffer live at each of `positions`: `[len(positions), B]`."""
-        counts = [np.bincount(self.interval_buffer[(self.start <= t) & (t < self.stop)],
-                              minlength=len(self.buffers)) for t in positions]
-        return sp.csr_array(np.array(counts, np.float64).reshape(len(positions), len(self.buffers)))
+    def rows(self) -> sp.csr_array:
+        """How many copies of each buffer live at each program point that can be the peak: `[R, B]`.
+
+        Points with the same buffers are one row; a point is left out if its neighbour holds all that it does.
+        """
+        change = np.zeros((self.num_positions + 1, len(self.buffers)), np.int32)
+        np.add.at(change, (self.start, self.interval_buffer), 1)
+        np.add.at(change, (self.stop, self.interval_buffer), -1)
+        live = np.cumsum(change[:-1], axis=0)
+        live = live[np.r_[True, (live[1:] != live[:-1]).any(axis=1)]]
+        below_next = np.r_[(live[:-1] <= live[1:]).all(axis=1), False]
+        below_last = np.r_[False, (live[1:] <= live[:-1]).all(axis=1)]
+        return sp.csr_array(np.unique(live[~(below_next | below_last)], axis=0).astype(np.float64))
+
+    def at(self, position: int) -> np.ndarray:
+        """How many copies of each buffer live at one program point, `[B]`."""
+        alive = (self.start <= position) & (position < self.stop)
+        return np.bincount(self.interval_buffer[alive], minlength=len(self.buffers))
 
 
 class _Collector:

@@ -2,15 +2,15 @@
 
 For each mesh shape the classic layouts are scored first, as restrictions of the choice problem; the best that
 fits is the incumbent. The whole problem is then solved with the incumbent as cutoff, so a shape that cannot
-win is given up as soon as its bound says so. Memory limits are rows at the program points where a choice
-turned out too large, added until the choice fits.
+win is given up as soon as its bound says so. If the best choice does not fit, the problem is solved again with
+a memory row for every program point that can be the peak.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 import math
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import jax
 import numpy as np
@@ -26,21 +26,21 @@ from .memory import MemoryModel, memory_model
 from .plan import Candidate, MeshShape, Plan
 from .problem import ClassProblem, build_problem
 from .reshard import Machine
-from .search import Problem, Solution, Status, solve
+from .search import Solution, Status, solve
 from .trace import Trace
 from .units import format_bytes
 
 LAYOUTS = ("auto", "data", "fsdp", "tensor")
 AXIS_NAMES = ("x", "y", "z")
-# Relative gap to which the search is proved, and to which a classic layout's cost is known (any better choice is
-# found by the search anyway).
-PROOF_GAP, CLASSIC_GAP = 1e-5, 5e-3
+# Relative gap at which the search stops. Costs are known less well than this; the last percent of proof can take
+# longer than all before it.
+SEARCH_GAP = 2e-2
+# A gap below this is a proof of optimality.
+PROVED_GAP = 1e-4
 # A classic layout this many times slower than the best so far is not worked out further.
-HOPELESS = 3.0
-# Rounds of adding memory rows before the planner gives a choice up as too large.
-MEMORY_ROUNDS = 12
-# Rounds of the same after a proof that nothing fits, to learn what limit would do.
-REFUTED_ROUNDS = 3
+HOPELESS = 2.0
+# A limit counts as held up to this share of it (sums of many floats).
+MEMORY_TOLERANCE = 1e-9
 
 
 class Phases:
@@ -76,7 +76,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One candidate: a named layout (or "auto") on one mesh. `scored` is None if nothing was found."""
+    """One candidate: a named layout (or "auto") on one mesh. `scored` is None if no choice was found."""
 
     name: str
     axis_names: tuple[str, ...]
@@ -84,7 +84,7 @@ class Outcome:
     scored: Scored | None
     solution: Solution
     fits: bool
-    smallest_bytes: float = math.inf
+    smallest: Scored | None = None  # where nothing fits: the choice that needs least memory
 
     @property
     def cost_s(self) -> float:
@@ -154,7 +154,7 @@ def _solve_shape(setting: Setting, shape, names, layout: str, before: Sequence[O
     for name, parts in named.items():
         best = min((o.cost_s for o in [*before, *outcomes]), default=math.inf)
         outcomes.append(_solve(setting, shell, memory, name, names, masks=restrict(shell, setting.roles, parts),
-                               cutoff=HOPELESS * best, gap=CLASSIC_GAP, rounds=1))
+                               cutoff=HOPELESS * best, within_memory=False))
     setting.phases.end("classic layouts")
     cutoff = min((o.cost_s for o in [*before, *outcomes]), default=math.inf)
     start = min(outcomes, key=lambda o: o.cost_s, default=None)
@@ -166,53 +166,30 @@ def _solve_shape(setting: Setting, shape, names, layout: str, before: Sequence[O
 
 def _solve(setting: Setting, shell: ClassProblem, memory: MemoryModel, name: str, axis_names, *,
            masks: Sequence[np.ndarray] | None = None, cutoff: float = math.inf, initial=None,
-           gap: float = PROOF_GAP, rounds: int = MEMORY_ROUNDS) -> Outcome:
-    """The best choice within the memory limit. Memory rows are added where a choice turns out too large."""
-    base = shell.problem
+           within_memory: bool = True) -> Outcome:
+    """The best choice, and unless `within_memory` is off, the best that fits if that one does not."""
+    problem, limit = shell.problem, setting.limit_bytes
     if masks is not None:
-        base = replace(base, node_costs=tuple(np.where(m, c, np.inf) for m, c in zip(masks, base.node_costs)))
-    positions: list[int] = []
-    smallest = math.inf
-    shape = shell.machine.shape
-    first: Scored | None = None
-    limit, refuted = setting.limit_bytes, 0
-    for _ in range(rounds):
-        problem = _with_rows(base, memory, positions, limit)
-        solution = solve(problem, budget_s=setting.left_s, cutoff=cutoff, initial=initial, gap=gap)
-        choice = solution.choice
-        if solution.status is Status.INFEASIBLE and solution.infeasibility is not None:
-            choice = solution.infeasibility.choice
-        if choice is None:
-            break
-        scored = Scored(shell, memory, choice)
-        first = first or scored
-        profile = memory.profile(choice, base.edge_nodes)
-        smallest = min(smallest, float(profile.max(initial=0.0)))
-        if profile.max(initial=0.0) <= limit * (1 + 1e-9):
-            return Outcome(name, tuple(axis_names), shape, scored, solution, True, smallest)
-        new = _peaks(profile, limit, positions)
-        refuted += solution.status is Status.INFEASIBLE
-        if not new or refuted > REFUTED_ROUNDS:
-            break
-        positions += new
-    return Outcome(name, tuple(axis_names), shape, first, solution, False, smallest)
+        costs = tuple(np.where(mask, cost, np.inf) for mask, cost in zip(masks, problem.node_costs))
+        problem = replace(problem, node_costs=costs)
 
+    def outcome(solution: Solution) -> Outcome:
+        if solution.choice is None:
+            return Outcome(name, tuple(axis_names), shell.machine.shape, None, solution, False)
+        scored = Scored(shell, memory, solution.choice)
+        return Outcome(name, tuple(axis_names), shell.machine.shape, scored, solution,
+                       scored.peak_memory_bytes <= limit * (1 + MEMORY_TOLERANCE))
 
-def _with_rows(problem: Problem, memory: MemoryModel, positions: Sequence[int], limit: float) -> Problem:
-    if not positions:
-        return problem
-    return replace(problem, buffers=memory.buffers, live=memory.rows(positions),
-                   limits=np.full(len(positions), limit))
-
-
-def _peaks(profile: np.ndarray, limit: float, known: Sequence[int], count: int = 4) -> list[int]:
-    """The highest program points above the limit, each the peak of its own eighth of the program."""
-    found = []
-    for part in np.array_split(np.arange(len(profile)), min(8, len(profile))):
-        top = int(part[np.argmax(profile[part])])
-        if profile[top] > limit and top not in known:
-            found.append(top)
-    return sorted(found, key=lambda t: -profile[t])[:count]
+    free = outcome(solve(problem, budget_s=setting.left_s, cutoff=cutoff, initial=initial, gap=SEARCH_GAP))
+    if free.fits or free.scored is None or not within_memory:
+        return free
+    live = memory.rows()
+    limited = replace(problem, buffers=memory.buffers, live=live, limits=np.full(live.shape[0], limit))
+    bound = outcome(solve(limited, budget_s=setting.left_s, cutoff=cutoff, initial=initial, gap=SEARCH_GAP))
+    why = bound.solution.infeasibility
+    if why is None or why.choice is None:
+        return bound
+    return replace(bound, smallest=Scored(shell, memory, why.choice))
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -269,7 +246,7 @@ def _plan(setting: Setting, best: Outcome, outcomes: Sequence[Outcome], layout: 
     bound = min((o.solution.bound for o in outcomes if o.name == best.name or layout == "auto" and o.name == "auto"),
                 default=best.cost_s)
     gap = max(0.0, (best.cost_s - bound) / best.cost_s) if best.cost_s > 0 else 0.0
-    gap = gap if gap > 2 * PROOF_GAP else 0.0
+    gap = gap if gap > PROVED_GAP else 0.0
     communication_s = min(sum(c.time_s * c.count for c in moved), scored.step_time_s)
     setting.phases.end("plan")
     return Plan(
@@ -298,27 +275,31 @@ def _candidate(outcome: Outcome, trace: Trace) -> Candidate:
 
 
 def _nothing_fits(setting: Setting, outcomes: Sequence[Outcome]) -> MemoryLimitError:
-    best = min(outcomes, key=lambda o: o.smallest_bytes, default=None)
-    if best is None or math.isinf(best.smallest_bytes):
+    source, limit = setting.trace.source, format_bytes(setting.limit_bytes)
+    best = min((o.smallest for o in outcomes if o.smallest is not None), key=lambda s: s.peak_memory_bytes,
+               default=None)
+    if any(o.solution.status is Status.TIME_LIMIT for o in outcomes):
+        return MemoryLimitError("no layout that fits was found within the time for planning",
+                                got=f"{limit} per device on {setting.cluster.name}",
+                                action="Raise `budget_s` or `memory`", source=source)
+    if best is None:
         return MemoryLimitError("no layout is allowed by the pins and the memory limit",
-                                got=f"{format_bytes(setting.limit_bytes)} per device on {setting.cluster.name}",
-                                action="Loosen in_shardings, or raise `memory`", source=setting.trace.source)
+                                got=f"{limit} per device on {setting.cluster.name}",
+                                action="Loosen in_shardings, or raise `memory`", source=source)
+    smallest = math.ceil(best.peak_memory_bytes * (1 + MEMORY_TOLERANCE))
     return MemoryLimitError(
-        "the step must fit the memory of each device", smallest_bytes=best.smallest_bytes,
-        got=f"a limit of {format_bytes(setting.limit_bytes)}; the smallest that works on {setting.cluster.name} is "
-            f"{format_bytes(best.smallest_bytes)} ({_largest(best)})",
-        action="Raise `memory`, use more devices, a smaller batch, or jax.checkpoint", source=setting.trace.source)
+        "the step must fit the memory of each device", smallest_bytes=smallest,
+        got=f"a limit of {limit}; the smallest that works on {setting.cluster.name} is {format_bytes(smallest)} "
+            f"({smallest} bytes; {_largest(best)})",
+        action="Raise `memory`, use more devices, a smaller batch, or jax.checkpoint", source=source)
 
 
-def _largest(outcome: Outcome) -> str:
+def _largest(scored: Scored) -> str:
     """What fills the memory at the peak of a choice, in words."""
-    memory, scored = outcome.scored.memory, outcome.scored
-    edge_nodes = scored.shell.problem.edge_nodes
+    memory, edge_nodes = scored.memory, scored.shell.problem.edge_nodes
     peak = int(np.argmax(memory.profile(scored.choice, edge_nodes)))
-    counts = memory.rows([peak]).toarray()[0]
-    sizes = counts * memory.sizes(scored.choice, edge_nodes)
     total: dict[str, float] = {}
-    for label, size in zip(memory.labels, sizes):
+    for label, size in zip(memory.labels, memory.at(peak) * memory.sizes(scored.choice, edge_nodes)):
         total[label] = total.get(label, 0.0) + size
     top = sorted(total.items(), key=lambda item: -item[1])[:3]
     return "at the peak: " + ", ".join(f"{format_bytes(size)} of {label}" for label, size in top)

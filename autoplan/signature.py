@@ -44,6 +44,15 @@ class Signature:
             tuple(sorted((key, value) for key, value in kwargs.items() if key in self.static_argnames)),
         )
 
+    def donated(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[bool, ...], dict[str, bool]]:
+        """Which of the arguments that are not static are donated."""
+        return (
+            tuple(i in self.donate_argnums for i in range(len(args)) if i not in self.static_argnums),
+            {key: key in self.donate_argnames for key in kwargs if key not in self.static_argnames},
+        )
+
     def argument_name(self, position: int) -> str:
         """The name of positional argument `position`."""
         if position < len(self.positional):

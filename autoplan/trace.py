@@ -56,8 +56,8 @@ class Trace:
       fingerprint: of the program; equal in every process.
       source: "file:line (function)" of the function, or "".
       consts: the values of the closed-over arrays.
-      kept: per leaf of `out_tree` the input that it is (an array of an NNX object that the step left alone,
-        and which is therefore no output), or None.
+      kept: per leaf of `out_tree` the input that it is (an array of an NNX object that the step left
+        alone and does not own by donation, and which is therefore no output), or None.
       has_objects: whether there are NNX objects among the arguments or in the result.
     """
 
@@ -151,7 +151,8 @@ def _trace(
     @functools.wraps(signature.fun)
     def step(*args: Any, **kwargs: Any) -> list[Any]:
         dynamic = signature.dynamic(args, kwargs)
-        tracers = {id(leaf): i for i, leaf in enumerate(jax.tree.leaves(dynamic))}
+        donated = jax.tree.leaves(jax.tree.broadcast(signature.donated(args, kwargs), dynamic))
+        tracers = {id(leaf): i for i, leaf in enumerate(jax.tree.leaves(dynamic)) if not donated[i]}
         if objects:
             args, kwargs = nnx.merge((args, kwargs), inner=True)
         result = signature.fun(*args, **kwargs)
@@ -265,7 +266,6 @@ def _build(signature: Signature, found: _Traced, num_args: int, dynamic: Any, pi
     jaxpr, consts = constants.hoist(closed)
     specs = _pinned_specs(pins, dynamic, found, signature.dynamic_names(num_args))
     donated = [info.donated for info in jax.tree.leaves(found.stage.args_info)]
-    kept = {i for i in found.kept if i is not None}
     paths = [*("".join(keys) for keys in found.in_keys), *(f"closure[{i}]" for i in range(len(consts)))]
     inputs = []
     for i, (path, aval) in enumerate(zip(paths, jaxpr.in_avals, strict=True)):
@@ -275,7 +275,7 @@ def _build(signature: Signature, found: _Traced, num_args: int, dynamic: Any, pi
                 path,
                 tuple(aval.shape),
                 aval.dtype,
-                is_argument and donated[i] and i not in kept,
+                is_argument and donated[i],
                 specs[i] if is_argument else None,
             )
         )

@@ -22,7 +22,9 @@ from pathlib import Path
 
 if not os.environ.get("JAX_PLATFORMS") and "device_count" not in os.environ.get("XLA_FLAGS", ""):
     os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+    os.environ["XLA_FLAGS"] = (
+        f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+    )
 
 import jax
 import numpy as np
@@ -147,32 +149,41 @@ def compare_layouts(
     """
     mesh_shape = plan.mesh.axis_sizes
     steps = {"chosen": train_step} | {
-        name: autoplan.parallelize(train_step.__wrapped__, layout=name, mesh_shape=mesh_shape) for name in CLASSIC
+        name: autoplan.parallelize(train_step.__wrapped__, layout=name, mesh_shape=mesh_shape)
+        for name in CLASSIC
     }
     runs, rows = {}, []
     for name, step in steps.items():
         predicted = step.plan(*nnx.eval_shape(fresh, key), batch)
         state = step.init(fresh, key)
-        rows.append({
-            "layout": name,
-            "predicted_step_time_s": predicted.step_time_s,
-            "predicted_peak_memory_bytes": predicted.peak_memory_bytes,
-        })
+        rows.append(
+            {
+                "layout": name,
+                "predicted_step_time_s": predicted.step_time_s,
+                "predicted_peak_memory_bytes": predicted.peak_memory_bytes,
+            }
+        )
         runs[name] = lambda step=step, state=state: step(*state, batch)
     measured = time_steps(runs, rounds)
     print(f"\none step on a mesh of {' x '.join(map(str, mesh_shape))}, median of {rounds} steps:")
     print(f"{'layout':8}  {'measured':>9}  {'predicted':>9}  predicted peak memory per device")
     for row in rows:
         row["step_time_s"] = measured[row["layout"]]
-        print(f"{row['layout']:8}  {row['step_time_s']:7.3f} s  {row['predicted_step_time_s']:7.3f} s  "
-              f"{row['predicted_peak_memory_bytes'] / 2**20:.0f} MiB")
+        print(
+            f"{row['layout']:8}  {row['step_time_s']:7.3f} s  {row['predicted_step_time_s']:7.3f} s  "
+            f"{row['predicted_peak_memory_bytes'] / 2**20:.0f} MiB"
+        )
     return rows
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=20, help="training steps of each of the two runs (default 20)")
-    parser.add_argument("--rounds", type=int, default=5, help="timed steps of each layout (default 5)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--steps", type=int, default=15, help="training steps of each of the two runs (default 15)"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="timed steps of each layout (default 3)")
     parser.add_argument("--width", type=int, default=WIDTH, help=f"width of the model (default {WIDTH})")
     parser.add_argument("--layers", type=int, default=LAYERS, help=f"layers (default {LAYERS})")
     parser.add_argument("--length", type=int, default=LENGTH, help=f"bytes in an example (default {LENGTH})")
@@ -193,8 +204,10 @@ def main() -> None:
 
     abstract = nnx.eval_shape(fresh, key)
     count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(abstract[0], nnx.Param)))
-    print(f"{count / 1e6:.1f}M parameters, {len(text) / 1e6:.1f} MB of text, {jax.device_count()} devices "
-          f"({jax.devices()[0].device_kind})\n")
+    print(
+        f"{count / 1e6:.1f}M parameters, {len(text) / 1e6:.1f} MB of text, {jax.device_count()} devices "
+        f"({jax.devices()[0].device_kind})\n"
+    )
     plan = train_step.plan(*abstract, batches[0])
     print(plan)
 
@@ -203,14 +216,20 @@ def main() -> None:
     difference = compare_losses(parallel, single)
     rows = compare_layouts(plan, fresh, key, batches[0], args.rounds)
     if args.json:
-        args.json.write_text(json.dumps({
-            "parameters": count,
-            "mesh": list(plan.mesh.axis_sizes),
-            "planning_time_s": plan.planning_time_s,
-            "parallel_losses": parallel,
-            "single_losses": single,
-            "layouts": rows,
-        }, indent=2) + "\n")
+        args.json.write_text(
+            json.dumps(
+                {
+                    "parameters": count,
+                    "mesh": list(plan.mesh.axis_sizes),
+                    "planning_time_s": plan.planning_time_s,
+                    "parallel_losses": parallel,
+                    "single_losses": single,
+                    "layouts": rows,
+                },
+                indent=2,
+            )
+            + "\n"
+        )
     if not difference < LOSS_TOLERANCE:
         raise SystemExit(f"the parallel losses differ from the single-device ones by {difference:.1e}")
 

@@ -3,8 +3,8 @@
 from .brute import brute_force
 from .highs import solve_highs
 from .problem import Buffer, Evaluation, Problem
-from .solve import solve
 from .solution import BlockingBuffer, Infeasibility, Solution, Status, relative_gap
+from .solve import solve
 
 __all__ = [
     "BlockingBuffer",

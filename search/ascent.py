@@ -4,11 +4,11 @@ Any messages m_e->u, m_e->v define an equivalent problem (a reparametrisation)
 
     c'_i = c_i + sum_{e at i} m_e->i,      A'_e[a, b] = A_e[a, b] - m_e->u[a] - m_e->v[b]
 
-whose total is the same for every choice, so  offset + sum_i min c'_i + sum_e min A'_e  bounds the cost from below.
-A sweep visits the nodes in order; each collects all that the edges from earlier nodes hold for it (`_collect`: the
-edge's row minima become 0) and hands an equal share to each later edge. The bound never falls.
-Kolmogorov, "Convergent tree-reweighted message passing for energy minimization" (2006), and "A new look at
-reweighted message passing" (2015) for this form.
+whose total is the same for every choice, so  offset + sum_i min c'_i + sum_e min A'_e  bounds the cost from
+below. A sweep visits the nodes in order; each collects all that the edges from earlier nodes hold for it
+(`_collect`: the edge's row minima become 0) and hands an equal share to each later edge. The bound never
+falls. Kolmogorov, "Convergent tree-reweighted message passing for energy minimization" (2006), and "A new
+look at reweighted message passing" (2015) for this form.
 
 Memory rows enter with multipliers price[r] >= 0: cost + price @ (use - limits) bounds from below what fits.
 """
@@ -26,7 +26,7 @@ from .work import Reduction
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Arc:
-    """An edge seen from one of its nodes. `core`: [R_other, C_own]; messages are numbered 2 e (u's) and 2 e + 1."""
+    """An edge seen from one of its nodes. `core`: [R_other, C_own]; messages: u's is 2 e, v's 2 e + 1."""
 
     own: int
     other: int
@@ -46,7 +46,9 @@ class Ascent:
         self.model = model
         self.price = np.zeros(model.num_rows)
         self._cap = _cap(model, ceiling)
-        self._aligned = [align([t, *(x for _, x in uses)]) for t, uses in zip(model.tables, model.edge_use, strict=True)]
+        self._aligned = [
+            align([t, *(x for _, x in uses)]) for t, uses in zip(model.tables, model.edge_use, strict=True)
+        ]
         n = model.num_nodes
         self.messages: list[np.ndarray] = []
         for u, v in model.edges.tolist():
@@ -63,9 +65,11 @@ class Ascent:
         self._load()
 
     def inherit(self, older: Ascent, rung: Reduction) -> None:
-        """Starts from the messages of `older`, whose model `rung` reduced to this one, on edges that both have.
+        """Starts from the messages of `older`, whose model `rung` reduced to this one, on edges that both
+        have.
 
-        Presolve may have changed those edges; messages are only where the ascent starts, so that does no harm.
+        Presolve may have changed those edges; messages are only where the ascent starts, so that does no
+        harm.
         """
         number = {edge: e for e, edge in enumerate(map(tuple, older.model.edges.tolist()))}
         for e, (u, v) in enumerate(rung.kept[self.model.edges].tolist()):
@@ -84,8 +88,10 @@ class Ascent:
     def _load(self) -> None:
         """Costs and arcs at the present prices."""
         model, price = self.model, self.price
-        self.costs = [c if use is None or not price.any() else c + price @ use
-                      for c, use in zip(model.costs, model.node_use, strict=True)]
+        self.costs = [
+            c if use is None or not price.any() else c + price @ use
+            for c, use in zip(model.costs, model.node_use, strict=True)
+        ]
         self.constant = model.offset - float(price @ model.limits) if price.any() else model.offset
         self._earlier: list[list[_Arc]] = [[] for _ in self.costs]
         self._later: list[list[_Arc]] = [[] for _ in self.costs]
@@ -165,11 +171,14 @@ class Ascent:
                 cost = cost + self.messages[arc.own]
             node_min.append(float(cost.min()))
             for arc in self._later[i]:
-                edge_min[arc.own >> 1] = float((_collect(arc, self.messages[arc.other]) - self.messages[arc.own]).min())
+                edge_min[arc.own >> 1] = float(
+                    (_collect(arc, self.messages[arc.other]) - self.messages[arc.own]).min()
+                )
         return node_min, edge_min
 
     def improve(self, choice: np.ndarray, sweeps: int = 20) -> np.ndarray:
-        """Iterated conditional modes from `choice` at the present prices: no single change makes it cheaper."""
+        """Iterated conditional modes from `choice` at the present prices: no single change makes it cheaper.
+        """
         choice = choice.copy()
         for _ in range(sweeps):
             changed = False
@@ -191,12 +200,22 @@ def _arc(own: int, other: int, table: Table, neighbour: int) -> _Arc:
     ordered = table.rows[order]
     starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
     plain = len(starts) == len(order) and np.array_equal(order, np.arange(len(order)))
-    return _Arc(own, other, np.ascontiguousarray(table.core), table.cols, None if plain else order, starts, table.rows,
-                neighbour)
+    return _Arc(
+        own,
+        other,
+        np.ascontiguousarray(table.core),
+        table.cols,
+        None if plain else order,
+        starts,
+        table.rows,
+        neighbour,
+    )
 
 
 def _collect(arc: _Arc, other: np.ndarray) -> np.ndarray:
-    """min over the other end of A - m_other, [S_own]: the message after which the edge's minima for this end are 0."""
+    """min over the other end of A - m_other, [S_own]: the message after which the edge's minima for this end
+    are 0.
+    """
     held = other if arc.order is None else np.maximum.reduceat(other[arc.order], arc.starts)
     return (arc.core - held[:, None]).min(axis=0)[arc.classes]
 
@@ -213,5 +232,3 @@ def _cap(model: Model, ceiling: float) -> float:
         spread += finite.max() - finite.min()
     known = 2.0 * (ceiling - least) if np.isfinite(ceiling) and not model.num_rows else np.inf
     return float(min(spread, known)) + 1e-6 * max(spread, abs(least), 1e-300)
-
-

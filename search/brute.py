@@ -17,7 +17,9 @@ def brute_force(problem: Problem) -> Solution:
     started = time.perf_counter()
     count = float(np.prod(problem.num_strategies.astype(np.float64)))
     if count > MAX_CHOICES:
-        raise ValueError(f"{count:.3g} choices are too many to enumerate (limit {MAX_CHOICES}); call solve() instead")
+        raise ValueError(
+            f"{count:.3g} choices are too many to enumerate (limit {MAX_CHOICES}); call solve() instead"
+        )
     choices = np.indices(problem.num_strategies).reshape(problem.num_nodes, int(count)).T
     costs, rows = _all_costs(problem, choices), _all_rows(problem, choices)
     over = rows - problem.limits
@@ -25,11 +27,26 @@ def brute_force(problem: Problem) -> Solution:
     if fits.any():
         best = int(np.argmin(np.where(fits, costs, np.inf)))
         cost = float(costs[best])
-        return Solution(Status.OPTIMAL, choices[best], cost, cost, time.perf_counter() - started,
-                        "every choice was tried", "brute force")
+        return Solution(
+            Status.OPTIMAL,
+            choices[best],
+            cost,
+            cost,
+            time.perf_counter() - started,
+            "every choice was tried",
+            "brute force",
+        )
     reason = _why(problem, choices, costs, over)
-    return Solution(Status.INFEASIBLE, None, np.inf, np.inf, time.perf_counter() - started,
-                    "no choice fits: every one was tried", "brute force", reason)
+    return Solution(
+        Status.INFEASIBLE,
+        None,
+        np.inf,
+        np.inf,
+        time.perf_counter() - started,
+        "no choice fits: every one was tried",
+        "brute force",
+        reason,
+    )
 
 
 def _all_costs(problem: Problem, choices: np.ndarray) -> np.ndarray:

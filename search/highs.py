@@ -11,13 +11,26 @@ programming approach to max-sum problem").
 
 from __future__ import annotations
 
+import ctypes
+import os
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 import scipy.sparse as sp
-from ortools.math_opt import callback_pb2, model_parameters_pb2, model_pb2, parameters_pb2, result_pb2, solution_pb2
+from ortools.math_opt import (
+    callback_pb2,
+    model_parameters_pb2,
+    model_pb2,
+    parameters_pb2,
+    result_pb2,
+    solution_pb2,
+)
 from ortools.math_opt.core.python import solver as math_opt
+from pybind11_abseil.status import StatusNotOk
 
 from .model import Model, model_of
 from .problem import Problem
@@ -27,6 +40,9 @@ from .tables import align
 # Objective and memory rows are scaled so that their largest number is this: HiGHS's tolerances are absolute.
 OBJECTIVE_SCALE = 1e4
 TOLERANCE = 1e-9
+
+# Shares of a relaxed choice below this are rounding.
+SUPPORT = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,19 +65,25 @@ class Program:
     model: Model
 
     def messages(self, duals: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
-        """The row duals of the LP relaxation as messages (numbered 2 e, 2 e + 1) and prices (cost per byte, [A]).
+        """The row duals of the LP relaxation as messages (numbered 2 e, 2 e + 1) and prices (cost per byte,
+        [A]).
 
-        The reduced cost of a pair is A[r, c] - dual[row of r] - dual[row of c], that of a strategy c_s plus the
-        duals of its classes: just what messages do (ascent.py).
+        The reduced cost of a pair is A[r, c] - dual[row of r] - dual[row of c], that of a strategy c_s plus
+        the duals of its classes: just what messages do (ascent.py).
         """
         messages = []
-        for (u, v) in self.model.edges.tolist():
+        for u, v in self.model.edges.tolist():
             messages += [np.zeros(len(self.model.costs[u])), np.zeros(len(self.model.costs[v]))]
         for e, at, rows, cols in self.edge_rows:
             messages[2 * e] = duals[at + rows] * self.scale
             messages[2 * e + 1] = duals[at + rows.max() + 1 + cols] * self.scale
         price = np.maximum(-duals[self.memory_row : self.memory_row + self.model.num_rows], 0.0)
         return messages, price * self.scale / self.unit
+
+    def support(self, values: np.ndarray) -> list[np.ndarray]:
+        """The strategies of each node with a positive share of x."""
+        ends = zip(self.first[:-1].tolist(), self.first[1:].tolist(), strict=True)
+        return [np.flatnonzero(values[a:b] > SUPPORT) for a, b in ends]
 
     def choice(self, values: np.ndarray) -> np.ndarray:
         """The strategy with the largest x of each node."""
@@ -97,8 +119,9 @@ class _Builder:
 
 
 def program_of(model: Model, *, excess: bool = False, integer: bool = True) -> Program:
-    """The program of a model. With `excess`, minimises how far the fullest row exceeds its limit (in units of the
-    largest limit), instead of the cost; without `integer`, its LP relaxation."""
+    """The program of a model. With `excess`, minimises how far the fullest row exceeds its limit (in units of
+    the largest limit), instead of the cost; without `integer`, its LP relaxation.
+    """
     sizes = np.array([len(c) for c in model.costs], dtype=np.int64)
     first = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     build = _Builder(columns=0)
@@ -119,15 +142,33 @@ def program_of(model: Model, *, excess: bool = False, integer: bool = True) -> P
     flags[: first[-1]] = integer
     if excess:
         cost = np.zeros(len(cost))
-        cost[-1], lower[-1], upper[-1] = 1.0, -2.0, np.inf  # a row exceeds its limit by -limit >= -unit at least
+        cost[-1], lower[-1], upper[-1] = (
+            1.0,
+            -2.0,
+            np.inf,
+        )  # a row exceeds its limit by -limit >= -unit at least
     largest = np.abs(cost).max(initial=0.0)
     scale = unit if excess else (largest / OBJECTIVE_SCALE if largest else 1.0)
     cost = cost if excess else cost / scale
     row, column, value = (np.concatenate(part) for part in zip(*build.entries, strict=True))
     matrix = sp.csr_array((value, (row, column)), shape=(build.rows, len(cost)))
     offset = 0.0 if excess else model.offset
-    return Program(cost, lower, upper, flags, matrix, np.concatenate(build.low), np.concatenate(build.high), first,
-                   offset, scale, tuple(build.edge_rows), memory_row, unit, model)
+    return Program(
+        cost,
+        lower,
+        upper,
+        flags,
+        matrix,
+        np.concatenate(build.low),
+        np.concatenate(build.high),
+        first,
+        offset,
+        scale,
+        tuple(build.edge_rows),
+        memory_row,
+        unit,
+        model,
+    )
 
 
 def _add_edge(build: _Builder, model: Model, e: int, first: np.ndarray, memory: _Memory) -> None:
@@ -165,7 +206,9 @@ class _Memory:
         self.parts.append((columns, use))
 
     def add_rows(self, build: _Builder, excess: bool) -> float:
-        """Adds the rows (and with `excess` the column for it); returns the bytes that one unit of excess stands for."""
+        """Adds the rows (and with `excess` the column for it); returns the bytes that one unit of excess
+        stands for.
+        """
         limits = self.model.limits
         unit = max(1.0, float(np.abs(limits[np.isfinite(limits)]).max(initial=0.0)))
         at = build.add_rows(np.full(len(limits), -np.inf), limits / unit)
@@ -174,14 +217,17 @@ class _Memory:
             build.add_entries(at + r, columns[k], use[r, k] / unit)
         if excess:
             column = build.add_columns(np.zeros(1))
-            build.add_entries(at + np.arange(len(limits)), np.full(len(limits), column), -np.ones(len(limits)))
+            build.add_entries(
+                at + np.arange(len(limits)), np.full(len(limits), column), -np.ones(len(limits))
+            )
         return unit
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What HiGHS says of a program: `values` or None; `duals` of the rows, in the scaled unit, for an LP solved
-    to its end; objective and bound in the program's own unit, offset added."""
+    """What HiGHS says of a program: `values` or None; `duals` of the rows, in the scaled unit, for an LP
+    solved to its end; objective and bound in the model's unit, its offset included.
+    """
 
     values: np.ndarray | None
     duals: np.ndarray | None
@@ -193,31 +239,71 @@ class Answer:
 
 
 def run_highs(
-    program: Program, *, time_limit_s: float | None, gap: float, target: float = -np.inf, absolute_gap: float = 0.0,
+    program: Program,
+    *,
+    time_limit_s: float | None,
+    gap: float,
+    target: float = -np.inf,
+    absolute_gap: float = 0.0,
     node_limit: int | None = None,
 ) -> Answer:
     """Solves a program. `gap` is relative, `absolute_gap` in the program's scaled unit; `target`: stop at a
     solution at least this good.
 
-    This back end refuses cutoff_limit, best_bound_limit and threads; HiGHS's own options are passed where they exist.
-    Raises RuntimeError when the solver itself fails.
+    This back end refuses cutoff_limit, best_bound_limit and threads; HiGHS's own options are passed where
+    they exist. Raises RuntimeError when the solver itself fails.
     """
-    params = parameters_pb2.SolveParametersProto(relative_gap_tolerance=gap, absolute_gap_tolerance=absolute_gap)
+    params = parameters_pb2.SolveParametersProto(
+        relative_gap_tolerance=gap, absolute_gap_tolerance=absolute_gap
+    )
     for name in ("mip_feasibility_tolerance", "primal_feasibility_tolerance", "dual_feasibility_tolerance"):
         params.highs.double_options[name] = TOLERANCE
     if target > -np.inf:
         params.highs.double_options["objective_target"] = target / program.scale
-    if not program.integer.any():  # measured on local polytopes: 2x faster than with HiGHS's presolve, 10x than barrier
-        params.lp_algorithm, params.presolve = parameters_pb2.LP_ALGORITHM_DUAL_SIMPLEX, parameters_pb2.EMPHASIS_OFF
+    if not program.integer.any():
+        # Measured on local polytopes of 8e4 to 3e5 columns: 2x as fast as with presolve, 10x as barrier.
+        params.lp_algorithm = parameters_pb2.LP_ALGORITHM_DUAL_SIMPLEX
+        params.presolve = parameters_pb2.EMPHASIS_OFF
     if node_limit is not None:
         params.node_limit = node_limit
     if time_limit_s is not None:
         params.time_limit.FromNanoseconds(int(max(time_limit_s, 1e-3) * 1e9))
-    result = math_opt.solve(
-        _proto(program), parameters_pb2.SOLVER_TYPE_HIGHS, parameters_pb2.SolverInitializerProto(), params,
-        model_parameters_pb2.ModelSolveParametersProto(), None, callback_pb2.CallbackRegistrationProto(), None, None,
-    )
+    try:
+        with _stdout_kept_clean():
+            result = math_opt.solve(
+                _proto(program),
+                parameters_pb2.SOLVER_TYPE_HIGHS,
+                parameters_pb2.SolverInitializerProto(),
+                params,
+                model_parameters_pb2.ModelSolveParametersProto(),
+                None,
+                callback_pb2.CallbackRegistrationProto(),
+                None,
+                None,
+            )
+    except StatusNotOk as error:
+        raise RuntimeError(f"HiGHS failed on a program of {len(program.cost)} columns: {error}") from error
     return _answer(program, result)
+
+
+@contextmanager
+def _stdout_kept_clean() -> Iterator[None]:
+    """Sends what C code prints to stderr: HiGHS (in ortools 9.15) has a debug line that no option silences,
+    and a caller's stdout may be JSON.
+    """
+    try:
+        sys.stdout.flush()
+        kept = os.dup(1)
+    except (OSError, ValueError, AttributeError):  # no stdout to keep clean
+        yield
+        return
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        ctypes.CDLL(None).fflush(None)  # C's own buffer, while it still goes to stderr
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _proto(program: Program) -> model_pb2.ModelProto:
@@ -246,11 +332,15 @@ def _answer(program: Program, result: result_pb2.SolveResultProto) -> Answer:
     values, objective = None, np.inf
     for solution in result.solutions:
         primal = solution.primal_solution
-        if primal.feasibility_status == solution_pb2.SOLUTION_STATUS_FEASIBLE and primal.objective_value < objective:
+        if (
+            primal.feasibility_status == solution_pb2.SOLUTION_STATUS_FEASIBLE
+            and primal.objective_value < objective
+        ):
             values, objective = np.zeros(len(program.cost)), primal.objective_value
             values[np.array(primal.variable_values.ids, dtype=np.int64)] = primal.variable_values.values
     infeasible = end.reason in (
-        result_pb2.TERMINATION_REASON_INFEASIBLE, result_pb2.TERMINATION_REASON_INFEASIBLE_OR_UNBOUNDED
+        result_pb2.TERMINATION_REASON_INFEASIBLE,
+        result_pb2.TERMINATION_REASON_INFEASIBLE_OR_UNBOUNDED,
     )  # "or unbounded": every column that costs is bounded, so it is infeasible
     finished = infeasible or end.reason == result_pb2.TERMINATION_REASON_OPTIMAL
     bound = np.inf if infeasible else bound * program.scale
@@ -269,12 +359,18 @@ def solve_highs(problem: Problem, *, budget_s: float | None = None, gap: float =
     program = program_of(model_of(problem))
     answer = run_highs(program, time_limit_s=budget_s, gap=gap)
     if answer.infeasible:
-        return Solution(Status.INFEASIBLE, None, np.inf, np.inf, seconds(), "HiGHS proved that no choice fits", "HiGHS")
+        return Solution(
+            Status.INFEASIBLE, None, np.inf, np.inf, seconds(), "HiGHS proved that no choice fits", "HiGHS"
+        )
     if answer.values is None:
         return Solution(Status.TIME_LIMIT, None, np.inf, answer.bound, seconds(), answer.detail, "HiGHS")
     choice = program.choice(answer.values)
     found = problem.evaluate(choice)
     if not found.feasible:  # integral within tolerance, yet over a limit: never seen, never hidden
-        return Solution(Status.TIME_LIMIT, None, np.inf, answer.bound, seconds(), "HiGHS's choice does not fit", "HiGHS")
+        return Solution(
+            Status.TIME_LIMIT, None, np.inf, answer.bound, seconds(), "HiGHS's choice does not fit", "HiGHS"
+        )
     status = Status.OPTIMAL if answer.finished else Status.FEASIBLE
-    return Solution(status, choice, found.cost, min(answer.bound, found.cost), seconds(), answer.detail, "HiGHS")
+    return Solution(
+        status, choice, found.cost, min(answer.bound, found.cost), seconds(), answer.detail, "HiGHS"
+    )

@@ -1,4 +1,6 @@
-"""Local search: change one node at a time while that helps, memory rows held or brought back within their limits."""
+"""Local search: change one node at a time while that helps, memory rows held or brought back within their
+limits.
+"""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
 """Memory rows: which to add, and what the least excess of any choice is.
 
-The least excess is  min_x max_r (use_r(x) - limits[r])  over allowed choices: at most 0 when something fits, and
-otherwise by how much every limit must rise. Its Lagrangian dual is
+The least excess is  min_x max_r (use_r(x) - limits[r])  over allowed choices: at most 0 when something fits,
+and otherwise by how much every limit must rise. Its Lagrangian dual is
 
     max over weights w >= 0, sum w = 1, of  min_x sum_r w_r (use_r(x) - limits[r])
 
-whose inner problem has no memory rows at all: weighted bytes are its costs (`model.priced`), and elimination and dual
-ascent solve it fast. The weights come from cutting planes over the choices seen (`_next_weights`; Kelley 1960). Where the
-dual leaves a gap that matters, the local-polytope program with one more variable closes it (`_program`).
+whose inner problem has no memory rows at all: weighted bytes are its costs (`model.priced`), and elimination
+and dual ascent solve it fast. The weights come from cutting planes over the choices seen (`_next_weights`;
+Kelley 1960). Where the dual leaves a gap that matters, the local-polytope program with one more variable
+closes it (`_program`).
 """
 
 from __future__ import annotations
@@ -34,11 +35,15 @@ EVEN_SHARE = 0.05
 EXCESS_GAP = 1e-6
 # Nodes of the program's search tree spent on the exact smallest limit once it is proven that nothing fits.
 EXACT_NODES = 50
-EXCESS_STEPS = tuple(step for step in STEPS if step is not drop_slack_rows)  # a row that fits may still be the fullest
+EXCESS_STEPS = tuple(
+    step for step in STEPS if step is not drop_slack_rows
+)  # a row that fits may still be the fullest
 
 
-def violated_rows(problem: Problem, choice: np.ndarray, known: np.ndarray, floor_bytes: float = 0.0) -> np.ndarray:
-    """A few rows, none in `known`, that `choice` exceeds by more than `floor_bytes`: the worst, then unlike ones."""
+def violated_rows(
+    problem: Problem, choice: np.ndarray, known: np.ndarray, floor_bytes: float = 0.0
+) -> np.ndarray:
+    """A few rows not `known` that `choice` exceeds by over `floor_bytes`: the worst, then unlike ones."""
     sizes = problem.buffer_bytes(choice)
     over = problem.live @ sizes - problem.limits
     over[known] = -np.inf
@@ -57,7 +62,7 @@ def violated_rows(problem: Problem, choice: np.ndarray, known: np.ndarray, floor
 
 @dataclass(frozen=True, eq=False)
 class Excess:
-    """`choice` exceeds its worst row by `excess_bytes`; no choice exceeds less than `bound_bytes`. `rows`: that count."""
+    """`choice` exceeds its worst row by `excess_bytes`, none by less than `bound_bytes`; `rows` decide."""
 
     choice: np.ndarray
     excess_bytes: float
@@ -79,7 +84,7 @@ def least_excess(problem: Problem, base: Model, start: np.ndarray, clock: Clock)
     for cut in range(CUTS):
         if excess <= 0 or clock.left_s <= 0:
             break
-        # The pure weights give the bound; with a share for every row the choice is also good where it does not count.
+        # Pure weights give the bound; a share for every row makes the choice good where they are zero, too.
         query = weights if cut % 2 == 0 else (1 - EVEN_SHARE) * weights + EVEN_SHARE * even
         used |= weights > 0
         finite = query > 0
@@ -114,8 +119,12 @@ def _next_weights(seen: np.ndarray) -> tuple[np.ndarray, float]:
     unit = np.abs(seen[:, finite]).max() or 1.0
     top = np.concatenate([seen[:, finite].T / unit, -np.ones((len(finite), 1))], axis=1)
     result = linprog(
-        c=np.append(np.zeros(count), 1.0), A_ub=top, b_ub=np.zeros(len(finite)),
-        A_eq=np.append(np.ones(count), 0.0)[None], b_eq=[1.0], bounds=[(0, None)] * count + [(None, None)],
+        c=np.append(np.zeros(count), 1.0),
+        A_ub=top,
+        b_ub=np.zeros(len(finite)),
+        A_eq=np.append(np.ones(count), 0.0)[None],
+        b_eq=[1.0],
+        bounds=[(0, None)] * count + [(None, None)],
     )
     weights = np.zeros(rows)
     weights[finite] = np.maximum(-result.ineqlin.marginals, 0.0)
@@ -124,12 +133,20 @@ def _next_weights(seen: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def _program(
-    problem: Problem, free: Model, best: np.ndarray, excess: float, bound: float, rows: np.ndarray, clock: Clock
+    problem: Problem,
+    free: Model,
+    best: np.ndarray,
+    excess: float,
+    bound: float,
+    rows: np.ndarray,
+    clock: Clock,
 ) -> tuple[np.ndarray, float, float, np.ndarray]:
     """Closes the gap between `bound` and `excess` with HiGHS, adding rows as they turn out to matter."""
     while excess > 0 and excess > bound and clock.left_s > 0:
         decided = bound > float(problem.row_tolerance_bytes.max(initial=0.0))
-        choice, proven, finished = _fewer(with_rows(free, problem, rows), excess, EXACT_NODES if decided else None, clock)
+        choice, proven, finished = _fewer(
+            with_rows(free, problem, rows), excess, EXACT_NODES if decided else None, clock
+        )
         bound = max(bound, min(proven, excess))
         if choice is None:
             break
@@ -143,14 +160,23 @@ def _program(
     return best, excess, bound, rows
 
 
-def _fewer(model: Model, excess: float, nodes: int | None, clock: Clock) -> tuple[np.ndarray | None, float, bool]:
-    """(a choice of least excess over the model's rows, bound on it, finished), some choice being known to reach `excess`."""
+def _fewer(
+    model: Model, excess: float, nodes: int | None, clock: Clock
+) -> tuple[np.ndarray | None, float, bool]:
+    """(a choice of least excess over the model's rows, bound on it, finished), some choice being known to
+    reach `excess`.
+    """
     reduction = presolve(model.raised(excess), EXCESS_STEPS)
     assert reduction.infeasible is None, f"some choice exceeds by {excess} bytes, yet: {reduction.infeasible}"
     small = reduction.model
     program = program_of(small, excess=True)
     answer = run_highs(
-        program, time_limit_s=clock.limit_s, gap=0.0, absolute_gap=0.1 * EXCESS_GAP, target=-excess, node_limit=nodes
+        program,
+        time_limit_s=clock.limit_s,
+        gap=0.0,
+        absolute_gap=0.1 * EXCESS_GAP,
+        target=-excess,
+        node_limit=nodes,
     )
     choice = None if answer.values is None else reduction.lift(program.choice(answer.values))
     return choice, excess + answer.bound, answer.finished

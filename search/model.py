@@ -20,7 +20,9 @@ EdgeUse = tuple[tuple[np.ndarray, Table], ...]
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """See the module's docstring. edges: [E, 2] with u < v, no pair twice; node_use[i]: [A, S_i] or None; limits: [A]."""
+    """See the module's docstring. edges: [E, 2] with u < v, no pair twice; node_use[i]: [A, S_i] or None;
+    limits: [A].
+    """
 
     costs: tuple[np.ndarray, ...]
     edges: np.ndarray
@@ -122,7 +124,8 @@ def costless(model: Model) -> Model:
 
 
 def priced(base: Model, problem: Problem, price: np.ndarray) -> Model:
-    """`base` with memory as a cost instead of rows: cost + price @ (use - limits). price: [R], cost per byte."""
+    """`base` with memory as a cost instead of rows: cost + price @ (use - limits). price: [R], cost per byte.
+    """
     weights = problem.live.T @ price
     used = price > 0
     costs = list(base.costs)
@@ -138,8 +141,11 @@ def priced(base: Model, problem: Problem, price: np.ndarray) -> Model:
         table = Table(table.rows, table.cols, weight * table.core)
         tables[key] = add(tables[key], table) if key in tables else table
     return replace(
-        base, costs=tuple(costs), edges=np.array(list(tables), dtype=np.int64).reshape(-1, 2),
-        tables=tuple(tables.values()), edge_use=((),) * len(tables),
+        base,
+        costs=tuple(costs),
+        edges=np.array(list(tables), dtype=np.int64).reshape(-1, 2),
+        tables=tuple(tables.values()),
+        edge_use=((),) * len(tables),
         offset=base.offset - float(price[used] @ problem.limits[used]),
     )
 
@@ -166,12 +172,14 @@ def use_of(model: Model, choice: np.ndarray) -> np.ndarray:
 
 
 def fits(model: Model, choice: np.ndarray) -> bool:
-    """Whether every row is held, to half the problem's tolerance (sums in another order differ by rounding)."""
+    """Whether every row is held, to half the problem's tolerance (sums in another order differ by rounding).
+    """
     return bool(np.all(use_of(model, choice) <= model.limits + 0.5 * model.tolerance))
 
 
 def problem_of(model: Model) -> Problem:
-    """A plain Problem that says the same as `model` (for tests, and for solvers under the Problem contract)."""
+    """A plain Problem that says the same as `model` (for tests, and for solvers under the Problem contract).
+    """
     buffers: list[Buffer] = []
     columns: list[np.ndarray] = []
     for i, use in enumerate(model.node_use):

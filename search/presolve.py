@@ -1,7 +1,7 @@
 """Exact reductions. Each step leaves at least one optimum alive; `presolve` runs them to a fixed point.
 
-Every step takes the Work and the nodes to look at, changes it, and marks what may profit from another look. Ties
-go to the lowest strategy index, so the outcome is deterministic.
+Every step takes the Work and the nodes to look at, changes it, and marks what may profit from another look.
+Ties go to the lowest strategy index, so the outcome is deterministic.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ SEPARABLE_TOLERANCE = 1e-13
 
 
 def forbid(work: Work, nodes: list[int]) -> None:
-    """Drops strategies that cannot be part of any allowed choice: infinite cost, dead ends, too much memory."""
+    """Drops strategies that cannot be part of any allowed choice: infinite cost, dead ends, too much memory.
+    """
     for i in nodes:
         alive = np.isfinite(work.costs[i])
         for table in work.tables[i].values():
@@ -104,7 +105,7 @@ def separate(work: Work, nodes: list[int]) -> None:
 def dominate(work: Work, nodes: list[int]) -> None:
     """Drops strategy j when some i costs and needs no more than j whatever the neighbours choose:
 
-        c_i + sum_e max_b (A_e[i, b] - A_e[j, b]) <= c_j,   and memory of i <= memory of j in every row and edge.
+    c_i + sum_e max_b (A_e[i, b] - A_e[j, b]) <= c_j,   and memory of i <= memory of j in every row and edge.
     """
     for i in nodes:
         if len(work.labels[i]) == 1:
@@ -128,8 +129,8 @@ def dominate(work: Work, nodes: list[int]) -> None:
 def _candidates(work: Work, i: int) -> tuple[np.ndarray, np.ndarray]:
     """Pairs of different strategies of which the first may dominate the second.
 
-    They pass the memory test and the cost test at one neighbour's strategy per edge: where the second is cheapest,
-    which is mostly where it is most ahead of the first.
+    They pass the memory test and the cost test at one neighbour's strategy per edge: where the second is
+    cheapest, which is mostly where it is most ahead of the first.
     """
     lead = work.costs[i][:, None] - work.costs[i]
     for table in work.tables[i].values():
@@ -146,7 +147,9 @@ def _candidates(work: Work, i: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _worst_difference(table: Table, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """max_b (A[first, b] - A[second, b]) per pair; where both are infinite, b is out of reach and does not count."""
+    """max_b (A[first, b] - A[second, b]) per pair; where both are infinite, b is out of reach and does not
+    count.
+    """
     count = len(table.core)
     pairs, place = np.unique(table.rows[first] * count + table.rows[second], return_inverse=True)
     out = np.empty(len(pairs))
@@ -192,7 +195,9 @@ def fix_single(work: Work, nodes: list[int]) -> None:
 
 
 def eliminate(work: Work, nodes: list[int]) -> None:
-    """Minimises over nodes of degree 0, 1 and 2 that carry no memory: their neighbours get the minimum as a cost."""
+    """Minimises over nodes of degree 0, 1 and 2 that carry no memory: their neighbours get the minimum as a
+    cost.
+    """
     queue = sorted(nodes, key=lambda i: (work.degree(i), i), reverse=True)
     while queue:
         i = queue.pop()
@@ -206,7 +211,9 @@ def eliminate(work: Work, nodes: list[int]) -> None:
         elif len(around) == 1:
             j, _, table = neighbours[0]
             work.effort += table.core.shape[0] * len(work.labels[i])
-            work.costs[j] = work.costs[j] + (table.core[:, table.cols] + work.costs[i]).min(axis=1)[table.rows]
+            work.costs[j] = (
+                work.costs[j] + (table.core[:, table.cols] + work.costs[i]).min(axis=1)[table.rows]
+            )
             work.remove(i, neighbours)
         else:
             table = _bridge(work, i, neighbours[0][2], neighbours[1][2].T, *around)
@@ -249,7 +256,15 @@ def drop_slack_rows(work: Work, nodes: list[int]) -> None:
 
 
 Step = Callable[[Work, list[int]], None]
-STEPS: tuple[Step, ...] = (forbid, constant_memory, fix_single, separate, eliminate, dominate, drop_slack_rows)
+STEPS: tuple[Step, ...] = (
+    forbid,
+    constant_memory,
+    fix_single,
+    separate,
+    eliminate,
+    dominate,
+    drop_slack_rows,
+)
 
 
 def presolve(
@@ -265,8 +280,8 @@ def presolve(
     `kept`: per node the strategies (positions, ascending) to start from, when some are known to be of no use.
     `settled`: the model is itself the outcome of `steps`, so only what `kept` changes needs another look.
 
-    The first step with work waiting runs next, so cheap ones go first; `forbid` always is among them, since the
-    others reckon on strategies that are not dead ends (they stay exact, but find less, where one is).
+    The first step with work waiting runs next, so cheap ones go first; `forbid` always is among them, since
+    the others reckon on strategies that are not dead ends (they stay exact, but find less, where one is).
     """
     work = work_of(model)
     steps = steps if forbid in steps else (forbid, *steps)

@@ -1,7 +1,7 @@
 """Prices of memory rows: cutting planes for  max_{p >= 0} min_x cost(x) + p @ (use(x) - limits).
 
-Every choice x is a plane that this dual function lies below; the next prices are the best under the planes so far
-(Kelley 1960), drawn towards the best prices known, which keeps them from jumping about.
+Every choice x is a plane that this dual function lies below; the next prices are the best under the planes so
+far (Kelley 1960), drawn towards the best prices known, which keeps them from jumping about.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ LARGEST = 100.0
 
 @dataclass(eq=False)
 class Prices:
-    """Planes (cost, over) of the choices seen; over: [A] bytes above the limits. `best` has proven `bound`."""
+    """Planes (cost, over) of the choices seen; over: [A] bytes above the limits. `best` has proven `bound`.
+    """
 
     rows: int
     costs: list[float] = field(default_factory=list)
@@ -40,6 +41,8 @@ class Prices:
 
     def next(self) -> np.ndarray:
         """Prices to try next, cost per byte, [A]."""
+        if not self.costs:
+            return np.zeros(self.rows)
         costs, over = np.array(self.costs), np.array(self.over)
         worst = over.max()
         if worst <= 0:

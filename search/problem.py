@@ -16,7 +16,8 @@ from functools import cached_property
 import numpy as np
 import scipy.sparse as sp
 
-# A row may exceed its limit by this share of it: float sums of up to 1e5 terms of 1e11 bytes stay well inside.
+# A row may exceed its limit by this share of it: float sums of up to 1e5 terms of 1e11 bytes stay well
+# inside.
 ROW_TOLERANCE = 1e-9
 
 
@@ -31,14 +32,16 @@ class Buffer:
     def __post_init__(self) -> None:
         if (self.node is None) == (self.edge is None):
             raise ValueError(
-                f"a buffer hangs on a node or on an edge, got node={self.node} and edge={self.edge}; give exactly one"
+                f"a buffer hangs on one node or one edge, got node={self.node}, edge={self.edge}; give one"
             )
         usage = np.asarray(self.usage, dtype=np.float64)
         wanted = 1 if self.node is not None else 2
         if usage.ndim != wanted:
             raise ValueError(f"a buffer's usage has {wanted} dimension(s) here, got shape {usage.shape}")
         if usage.size and not (usage.min() >= 0 and usage.max() < np.inf):
-            raise ValueError("a buffer's usage is a finite number of bytes, zero or more; got a negative, inf or nan")
+            raise ValueError(
+                "a buffer's usage is a finite number of bytes, zero or more; got a negative, inf or nan"
+            )
         object.__setattr__(self, "usage", usage)
 
     def bytes_for(self, choice: np.ndarray, edge_nodes: np.ndarray) -> float:
@@ -134,16 +137,22 @@ class Problem:
         cost, rows = self.cost(choice), self.rows_bytes(choice)
         over = rows - self.limits
         excess = float(over.max()) if len(over) else -np.inf
-        return Evaluation(cost, rows, bool(np.isfinite(cost) and np.all(over <= self.row_tolerance_bytes)), excess)
+        return Evaluation(
+            cost, rows, bool(np.isfinite(cost) and np.all(over <= self.row_tolerance_bytes)), excess
+        )
 
     def checked_choice(self, choice: np.ndarray) -> np.ndarray:
         """`choice` as int64 [N]; ValueError if it does not name one strategy of each node."""
         out = np.asarray(choice, dtype=np.int64)
         if out.shape != (self.num_nodes,):
-            raise ValueError(f"a choice names one strategy per node: shape ({self.num_nodes},), got {out.shape}")
+            raise ValueError(
+                f"a choice names one strategy per node: shape ({self.num_nodes},), got {out.shape}"
+            )
         if out.size and not np.all((out >= 0) & (out < self.num_strategies)):
             bad = int(np.flatnonzero((out < 0) | (out >= self.num_strategies))[0])
-            raise ValueError(f"node {bad} has {self.num_strategies[bad]} strategies, the choice names {out[bad]}")
+            raise ValueError(
+                f"node {bad} has {self.num_strategies[bad]} strategies, the choice names {out[bad]}"
+            )
         return out
 
 
@@ -152,29 +161,41 @@ def _check_nodes(problem: Problem) -> None:
         if cost.ndim != 1 or not cost.size:
             raise ValueError(f"node {i} needs a non-empty vector of costs, got shape {cost.shape}")
         if not cost.min() > -np.inf:  # min() is nan if any entry is
-            raise ValueError(f"node {i} has a cost that is nan or -inf; only +inf (not allowed) is not finite")
+            raise ValueError(
+                f"node {i} has a cost that is nan or -inf; only +inf (not allowed) is not finite"
+            )
 
 
 def _check_edges(problem: Problem) -> None:
     nodes = problem.edge_nodes
     if len(nodes) != len(problem.edge_costs):
-        raise ValueError(f"{len(nodes)} pairs in edge_nodes for {len(problem.edge_costs)} matrices in edge_costs")
+        raise ValueError(
+            f"{len(nodes)} pairs in edge_nodes for {len(problem.edge_costs)} matrices in edge_costs"
+        )
     if len(nodes) and not (nodes.min() >= 0 and nodes.max() < problem.num_nodes):
         raise ValueError(f"edge_nodes names nodes outside 0..{problem.num_nodes - 1}")
     for e, ((u, v), cost) in enumerate(zip(nodes.tolist(), problem.edge_costs, strict=True)):
         wanted = (len(problem.node_costs[u]), len(problem.node_costs[v]))
         if u == v:
-            raise ValueError(f"edge {e} joins node {u} to itself; add its diagonal to the node's costs instead")
+            raise ValueError(
+                f"edge {e} joins node {u} to itself; add its diagonal to the node's costs instead"
+            )
         if cost.shape != wanted:
-            raise ValueError(f"edge {e} joins nodes {u} and {v}: its costs need shape {wanted}, got {cost.shape}")
+            raise ValueError(
+                f"edge {e} joins nodes {u} and {v}: its costs need shape {wanted}, got {cost.shape}"
+            )
         if not cost.min() > -np.inf:
-            raise ValueError(f"edge {e} has a cost that is nan or -inf; only +inf (not allowed) is not finite")
+            raise ValueError(
+                f"edge {e} has a cost that is nan or -inf; only +inf (not allowed) is not finite"
+            )
 
 
 def _check_memory(problem: Problem) -> None:
     wanted = (problem.num_rows, len(problem.buffers))
     if problem.live.shape != wanted:
-        raise ValueError(f"live is [rows, buffers]: shape {wanted} for these limits and buffers, got {problem.live.shape}")
+        raise ValueError(
+            f"live is [rows, buffers]: shape {wanted} for these limits and buffers, got {problem.live.shape}"
+        )
     if problem.live.nnz and not (problem.live.data.min() >= 0 and problem.live.data.max() < np.inf):
         raise ValueError("live counts copies of a buffer: finite numbers, zero or more")
     if not np.all(problem.limits > -np.inf):
@@ -187,4 +208,6 @@ def _check_memory(problem: Problem) -> None:
             inside, what = 0 <= buffer.edge < problem.num_edges, f"edge {buffer.edge}"
             shape = problem.edge_costs[buffer.edge].shape if inside else None
         if shape != buffer.usage.shape:
-            raise ValueError(f"buffer {b} hangs on {what}, of shape {shape}, but its usage has {buffer.usage.shape}")
+            raise ValueError(
+                f"buffer {b} hangs on {what}, of shape {shape}, but its usage has {buffer.usage.shape}"
+            )

@@ -1,7 +1,7 @@
 """One model to its optimum: presolve, dual ascent, fixing, and HiGHS for what is left.
 
-The parts share one number, the threshold: only choices that cost less are of interest, because a choice that is good
-enough is known or because the caller's cutoff says so. What cannot cost less is dropped, exactly.
+The parts share one number, the threshold: only choices that cost less are of interest, because a choice that
+is good enough is known or because the caller's cutoff says so. What cannot cost less is dropped, exactly.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ SMALLEST_GAP = 1e-9
 ROUND_SWEEPS, LABEL_SWEEPS, MAX_ROUNDS = 15, (0, 1, 3, 7, 14), 25
 PRICE_STEPS, PRICE_SWEEPS = 6, 3
 # After the LP, programs over the strategies that can cost less than the bound plus such a share of the gap.
-KERNELS = (0.1, 0.4, 1.0)
-# Another round pays when the second half of this one closed such a share of the gap, or dropped such a share of the
-# strategies. A program with more pairs than PROGRAM_SIZE takes HiGHS more than a few seconds: the ascent goes on longer.
+KERNELS = (0.15, 1.0)
+# Another round pays when the second half of this one closed such a share of the gap, or dropped such a share
+# of the strategies. A program with more pairs than PROGRAM_SIZE takes HiGHS more than a few seconds: the
+# ascent goes on longer.
 SLOW, SLOW_LARGE, ROUND_SHARE, PROGRAM_SIZE = 0.3, 0.02, 0.2, 300_000
 
 
@@ -55,16 +56,18 @@ class Clock:
 
 
 def threshold(cost: float, gap: float) -> float:
-    """Choices at or above this are of no interest once `cost` is known: they are better by less than the gap."""
-    return cost - max(gap, SMALLEST_GAP) * max(abs(cost), COST_EPSILON) if np.isfinite(cost) else np.inf
+    """Choices at or above this are of no interest once `cost` is known: the gap asked for is wider."""
+    if not np.isfinite(cost):
+        return np.inf
+    return cost - (1 - 1e-6) * max(gap, SMALLEST_GAP) * max(abs(cost), COST_EPSILON)
 
 
 @dataclass(eq=False)
 class Search:
     """What is known about one model while it is solved. `best`: positions in the model given, or None.
 
-    `ceiling`: choices at or above it are of no interest to the caller. `bound` holds for all choices of the model,
-    or is at least the threshold. `trace`: what was done, a line each.
+    `ceiling`: choices at or above it are of no interest to the caller. `bound` holds for all choices of the
+    model, or is at least the threshold. `trace`: what was done, a line each.
     """
 
     model: Model
@@ -169,11 +172,13 @@ def _nothing_left(search: Search, ladder: Ladder) -> Search | None:
         return None
     else:
         search.consider(ladder.lift(np.zeros(0, dtype=np.int64)))
+        if len(ladder.rungs) == 1:  # nothing was dropped for costing too much: this is the optimum itself
+            search.bound = max(search.bound, min(search.ceiling, search.cost))
     return search.end("presolve")
 
 
 def _round(search: Search, ladder: Ladder, older: Ascent | None) -> tuple[Ascent, Ladder, bool]:
-    """Some sweeps, then everything dropped that cannot beat the threshold. Also says whether another round may pay."""
+    """Some sweeps, then all goes that cannot beat the threshold. Also says whether another round may pay."""
     model = ladder.model
     ascent = Ascent(model, search.cost)
     if older is not None:
@@ -199,10 +204,11 @@ def _round(search: Search, ladder: Ladder, older: Ascent | None) -> tuple[Ascent
         ladder = Ladder((*ladder.rungs, presolve(model, kept=kept, settled=True)))
     elif after < before:  # a node without a strategy: nothing beats the threshold
         ascent.bound = search.threshold
-    gained = (ascent.bound - history[len(history) // 2]) / max(search.threshold - history[len(history) // 2], 1e-300)
+    halfway = history[len(history) // 2]
+    gained = (ascent.bound - halfway) / max(search.threshold - halfway, 1e-300)
     search.trace.append(
-        f"bound {ascent.bound:.6g}, best {search.cost:.6g}, {search.clock.seconds:.2f} s; {after} of {before} strategies"
-        f" kept; now {ladder.model.num_nodes} nodes, {ladder.model.size} pairs"
+        f"bound {ascent.bound:.6g}, best {search.cost:.6g}, {search.clock.seconds:.2f} s; {after} of {before}"
+        f" strategies kept; now {ladder.model.num_nodes} nodes, {ladder.model.size} pairs"
     )
     large = ladder.model.size > PROGRAM_SIZE
     return ascent, ladder, gained > (SLOW_LARGE if large else SLOW) or after < (1 - ROUND_SHARE) * before
@@ -224,21 +230,22 @@ def _price(search: Search, ladder: Ladder, ascent: Ascent, descent: Descent) -> 
         if search.raise_bound(ascent.bound) or search.clock.left_s <= 0:
             return True
         search.prices.proven(ascent.price_of(ladder.rows, search.model.num_rows), ascent.bound)
-        for choice in labels:
-            _try(search, ladder, ascent, descent, choice)
+        _try(search, ladder, ascent, descent, labels[-1])
         ascent.set_price(search.prices.next()[ladder.rows])
     ascent.set_price(search.prices.best[ladder.rows])
     return False
 
 
 def _finish(search: Search, ladder: Ladder) -> Search:
-    """HiGHS on the last rung: first the LP relaxation, mostly integral; then programs on what its duals leave."""
+    """HiGHS on the last rung: the LP relaxation, mostly integral; then programs on what its duals leave."""
     if (ended := _nothing_left(search, ladder)) is not None:
         return ended
     if search.clock.left_s <= 0:
         search.detail = "out of time before HiGHS"
         return search
-    margins = _relaxation(search, ladder)
+    margins, support = _relaxation(search, ladder)
+    if support is not None and search.bound < search.threshold:
+        _kernel(search, ladder, support, search.bound)  # a good choice; what it leaves out may still be better
     for share in KERNELS:
         if search.bound >= search.threshold:
             return search.end("HiGHS")
@@ -252,27 +259,33 @@ def _finish(search: Search, ladder: Ladder) -> Search:
     return search.end("HiGHS") if search.bound >= search.threshold else search
 
 
-def _relaxation(search: Search, ladder: Ladder) -> list[np.ndarray]:
-    """Solves the LP relaxation; its duals are messages and prices, which give a bound of our own and the margins."""
+def _relaxation(search: Search, ladder: Ladder) -> tuple[list[np.ndarray], list[np.ndarray] | None]:
+    """Solves the LP relaxation: (margins, support by node or None without a solution).
+
+    Its duals are messages and prices: a bound of our own, and margins. Few nodes have several strategies with a
+    positive share, so the program over those is small and its optimum close (RENS: T. Berthold, 2014).
+    """
     model = ladder.model
     program = program_of(model, integer=False)
     answer = run_highs(program, time_limit_s=search.clock.limit_s, gap=0.0)
-    search.detail = answer.detail
-    search.trace.append(f"LP: {len(program.cost)} columns, {answer.objective:.9g}, {search.clock.seconds:.2f} s {answer.detail}")
+    search.detail, support = answer.detail, None
+    search.trace.append(
+        f"LP: {len(program.cost)} columns, {answer.objective:.9g}, {search.clock.seconds:.2f} s"
+    )
     if answer.values is not None:
-        choice = program.choice(answer.values)
+        choice, support = program.choice(answer.values), program.support(answer.values)
         for guess in (choice, Descent(model).improve(choice)):
             search.consider(ladder.lift(guess))
     if answer.duals is None:
         if answer.infeasible:
             search.raise_bound(np.inf)
-        return [np.full(len(c), -np.inf) for c in model.costs]
+        return [np.full(len(c), -np.inf) for c in model.costs], support
     ascent = Ascent(model)
     ascent.messages, price = program.messages(answer.duals)
     ascent.set_price(price)
     margins = ascent.margins()
     search.raise_bound(ascent.bound)
-    return margins
+    return margins, support
 
 
 def _kernel(search: Search, ladder: Ladder, kept: list[np.ndarray], limit: float) -> None:
@@ -284,13 +297,18 @@ def _kernel(search: Search, ladder: Ladder, kept: list[np.ndarray], limit: float
     bound = np.inf
     if ladder.model.num_nodes and not ladder.rungs[-1].infeasible:
         program = program_of(ladder.model)
-        answer = run_highs(program, time_limit_s=search.clock.limit_s, gap=0.5 * max(search.gap, SMALLEST_GAP))
+        answer = run_highs(
+            program, time_limit_s=search.clock.limit_s, gap=0.5 * max(search.gap, SMALLEST_GAP)
+        )
         if answer.values is not None:
             search.consider(ladder.lift(program.choice(answer.values)))
         bound, search.detail = answer.bound, answer.detail
-        search.trace.append(f"MILP below {limit:.9g}: {sum(map(len, kept))} strategies, {len(program.cost)} columns,"
-                            f" best {search.cost:.9g}, bound {bound:.9g}, {search.clock.seconds:.2f} s {answer.detail}")
+        search.trace.append(
+            f"MILP below {limit:.9g}: {sum(map(len, kept))} strategies, {len(program.cost)} columns,"
+            f" best {search.cost:.9g}, bound {bound:.9g}, {search.clock.seconds:.2f} s {answer.detail}"
+        )
     elif not ladder.rungs[-1].infeasible:
         search.consider(ladder.lift(np.zeros(0, dtype=np.int64)))
         bound = cost_of(search.model, ladder.lift(np.zeros(0, dtype=np.int64)))
-    search.raise_bound(min(limit, bound))  # the choice must hold and cost what HiGHS says for this to end the search
+    # This ends the search only if the choice holds and costs what HiGHS says.
+    search.raise_bound(min(limit, bound))

@@ -14,8 +14,8 @@ COST_EPSILON = 1e-15
 class Status(Enum):
     """How a solve ended.
 
-    OPTIMAL: proven to the tolerance asked for. FEASIBLE: a choice and a gap (out of time, or a solver gave up).
-    INFEASIBLE: proven that no choice is allowed or fits. TIME_LIMIT: out of time without a choice.
+    OPTIMAL: proven to the tolerance asked for. FEASIBLE: a choice and a gap (out of time, or a solver gave
+    up). INFEASIBLE: proven that no choice is allowed or fits. TIME_LIMIT: out of time without a choice.
     CUTOFF: proven that no choice costs less than the cutoff.
     """
 
@@ -54,8 +54,10 @@ class Infeasibility:
 
 @dataclass(frozen=True)
 class Solution:
-    """`choice` is int64 [N] or None. `bound` <= cost of every choice. `gap` = (cost - bound) / |cost|, inf without
-    a choice. `message` gives the cause of the status and the next action. `method` says what proved the end."""
+    """`choice` is int64 [N] or None. `bound` <= cost of every choice. `gap` = (cost - bound) / |cost|, inf
+    without a choice. `message` gives the cause of the status and the next action. `method` says what proved
+    the end.
+    """
 
     status: Status
     choice: np.ndarray | None

@@ -1,10 +1,10 @@
 """solve(): the one door. Memory rows are added only as they turn out to bind.
 
     rows := {}
-    repeat: x := optimum of the problem with `rows` only (relaxed.solve_model); a bound for the whole problem
+    repeat: x := optimum of the problem with `rows` only (relaxed.solve_model): its cost bounds the whole
             if x holds every row: it is optimal
-            while nothing is known to fit: what is the least excess of any choice? (memory.least_excess)
             rows := rows + a few that x exceeds most
+            if nothing is known to fit: what is the least excess of any choice? (memory.least_excess)
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def solve(
 ) -> Solution:
     """The least-cost choice of `problem`.
 
-    budget_s: wall-clock limit in seconds (None: none; with one, where it stops depends on the machine). cutoff: stop
-    with CUTOFF once nothing can cost less. initial: a known choice [N] to start from. gap: relative optimality
-    tolerance, (cost - bound) / |cost|. seed: kept for solvers that draw random numbers; none does at present.
-    Raises ValueError for an `initial` of the wrong shape.
+    budget_s: wall-clock limit in seconds (None: none; with one, where it stops depends on the machine).
+    cutoff: stop with CUTOFF once nothing can cost less. initial: a known choice [N] to start from. gap:
+    relative optimality tolerance, (cost - bound) / |cost|. seed: kept for solvers that draw random numbers;
+    none does at present. Raises ValueError for an `initial` of the wrong shape.
     """
     del seed
     clock, incumbent, base = Clock(time.perf_counter(), budget_s), _Incumbent(problem), base_model(problem)
@@ -66,6 +66,14 @@ def solve(
         search = solve_model(Search(with_rows(base, problem, rows), ceiling, gap, clock), starts)
         bound = max(bound, search.bound)
         held = incumbent.offer(search.best)
+        if (
+            search.proven
+            and search.best is None
+            and incumbent.choice is None
+            and len(rows)
+            and cutoff == np.inf
+        ):
+            return _does_not_fit(problem, least_excess(problem, base, starts[-1], clock), clock)
         if search.proven and (search.best is None or held):
             return _ended(incumbent, cutoff, bound, gap, clock, search)
         if clock.left_s <= 0 or search.best is None or held:
@@ -83,18 +91,30 @@ def solve(
             starts.append(phase.choice)
 
 
-def _ended(incumbent: _Incumbent, cutoff: float, bound: float, gap: float, clock: Clock, search: Search) -> Solution:
+def _ended(
+    incumbent: _Incumbent, cutoff: float, bound: float, gap: float, clock: Clock, search: Search
+) -> Solution:
     """The search was exhausted: optimal, cut off, or nothing is allowed."""
     if incumbent.cost < cutoff:
         bound = min(bound, incumbent.cost)
         text = f"proven optimal to a relative gap of {gap:g} by {search.method}"
-        return Solution(Status.OPTIMAL, incumbent.choice, incumbent.cost, bound, clock.seconds, text, search.method)
+        return Solution(
+            Status.OPTIMAL, incumbent.choice, incumbent.cost, bound, clock.seconds, text, search.method
+        )
     if cutoff < np.inf:
         text = f"no choice costs less than the cutoff {cutoff:g}; raise it to see what is best"
-        return Solution(Status.CUTOFF, incumbent.choice, incumbent.cost, max(bound, cutoff), clock.seconds, text,
-                        search.method)
+        return Solution(
+            Status.CUTOFF,
+            incumbent.choice,
+            incumbent.cost,
+            max(bound, cutoff),
+            clock.seconds,
+            text,
+            search.method,
+        )
     why = Infeasibility(np.inf, np.inf, None, None)
-    text = f"no choice is allowed ({search.detail or 'proven by ' + search.method}); allow more strategies or pairs"
+    proof = search.detail or f"proven by {search.method}"
+    text = f"no choice is allowed ({proof}); allow more strategies or pairs"
     return Solution(Status.INFEASIBLE, None, np.inf, np.inf, clock.seconds, text, search.method, why)
 
 
@@ -103,8 +123,8 @@ def _does_not_fit(problem: Problem, phase: Excess, clock: Clock) -> Solution:
     why = explain_excess(problem, phase.choice, phase.bound_bytes)
     needed = problem.limits[why.row] + why.smallest_excess_bytes
     text = (
-        f"every choice exceeds a memory limit by at least {why.excess_bound_bytes:.0f} bytes; raise the limits by"
-        f" {why.smallest_excess_bytes:.0f} bytes (row {why.row}: to {needed:.0f})"
+        f"every choice exceeds a memory limit by at least {why.excess_bound_bytes:.0f} bytes; raise the"
+        f" limits by {why.smallest_excess_bytes:.0f} bytes (row {why.row}: to {needed:.0f})"
     )
     return Solution(Status.INFEASIBLE, None, np.inf, np.inf, clock.seconds, text, "least excess", why)
 
@@ -115,5 +135,8 @@ def _stopped(incumbent: _Incumbent, bound: float, clock: Clock, search: Search) 
         text = f"stopped without a choice that fits ({search.detail}); give a larger budget_s"
         return Solution(Status.TIME_LIMIT, None, np.inf, bound, clock.seconds, text, search.method)
     bound = min(bound, incumbent.cost)
-    text = f"stopped at a gap of {relative_gap(incumbent.cost, bound):.2%} ({search.detail}); give a larger budget_s"
-    return Solution(Status.FEASIBLE, incumbent.choice, incumbent.cost, bound, clock.seconds, text, search.method)
+    reached = relative_gap(incumbent.cost, bound)
+    text = f"stopped at a gap of {reached:.2%} ({search.detail}); give a larger budget_s"
+    return Solution(
+        Status.FEASIBLE, incumbent.choice, incumbent.cost, bound, clock.seconds, text, search.method
+    )

@@ -1,7 +1,7 @@
 """Compressed matrices: an edge's matrix as distinct rows x distinct columns.
 
-A resharding matrix of 200 x 200 strategies has often only 20 x 20 distinct entries, because strategies that lay a
-tensor out in the same way share a row. Every pass of the search works on the small core.
+A resharding matrix of 200 x 200 strategies has often only 20 x 20 distinct entries, because strategies that
+lay a tensor out in the same way share a row. Every pass of the search works on the small core.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 # Odd multipliers for the row hash; any fixed numbers do, equality is always checked afterwards.
-_MULTIPLIERS = np.random.default_rng(0x5EED).integers(0, 2**63, size=4096, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+_MULTIPLIERS = np.random.default_rng(0x5EED).integers(0, 2**63, size=4096, dtype=np.uint64) | np.uint64(1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +75,9 @@ def distinct_rows(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return np.zeros(1, dtype=np.int64), np.zeros(count, dtype=np.int64)
     bits = np.ascontiguousarray(matrix + 0.0).view(np.uint64)  # + 0.0 turns -0.0 into 0.0
     bits = (bits ^ (bits >> np.uint64(32))) * _multipliers(width)
-    first, kind = _renumber(np.unique((bits ^ (bits >> np.uint64(29))).sum(axis=1), return_index=True, return_inverse=True))
+    first, kind = _renumber(
+        np.unique((bits ^ (bits >> np.uint64(29))).sum(axis=1), return_index=True, return_inverse=True)
+    )
     if len(first) < count and not np.array_equal(matrix[first[kind]], matrix):  # two rows with one hash
         first, kind = _renumber(np.unique(matrix + 0.0, axis=0, return_index=True, return_inverse=True))
     return first, kind
@@ -119,7 +121,9 @@ def add(a: Table, b: Table) -> Table:
 def take(table: Table, rows: np.ndarray | None, cols: np.ndarray | None) -> Table:
     """The table of some rows and columns (index or mask; None keeps all)."""
     return tidy(
-        table.rows if rows is None else table.rows[rows], table.cols if cols is None else table.cols[cols], table.core
+        table.rows if rows is None else table.rows[rows],
+        table.cols if cols is None else table.cols[cols],
+        table.core,
     )
 
 

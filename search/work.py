@@ -1,6 +1,7 @@
 """The model while presolve takes it apart: adjacency lists, strategies still alive, and the way back.
 
-Private to presolve: a `Work` is made from a Model, changed by the steps, and frozen into a Reduction at the end.
+Private to presolve: a `Work` is made from a Model, changed by the steps, and frozen into a Reduction at the
+end.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from .tables import Table, add, take
 class Eliminated:
     """Node `node` takes the strategy that is cheapest given its neighbours', who are assigned before it.
 
-    labels: its strategies (positions in the model) with costs `costs`; for each neighbour (node, labels, table).
+    labels: its strategies (positions in the model) with costs `costs`; for each neighbour (node, labels,
+    table).
     """
 
     node: int
@@ -30,8 +32,8 @@ class Eliminated:
 class Reduction:
     """A smaller model with the same optimum, and the way back.
 
-    kept: nodes of the larger model that are left; labels: for each of its nodes the strategies that are left; rows: its
-    memory rows that are left. infeasible: why nothing is allowed, or None.
+    kept: nodes of the larger model that are left; labels: for each of its nodes the strategies that are left;
+    rows: its memory rows that are left. infeasible: why nothing is allowed, or None.
     """
 
     model: Model
@@ -69,7 +71,9 @@ class Infeasible(Exception):  # noqa: N818 (control flow inside presolve, never 
 
 @dataclass(eq=False)
 class Work:
-    """Mutable model. tables[u][v] and tables[v][u] are each other's transpose; uses likewise (edges with memory)."""
+    """Mutable model. tables[u][v] and tables[v][u] are each other's transpose; uses likewise (edges with
+    memory).
+    """
 
     labels: list[np.ndarray]
     costs: list[np.ndarray]
@@ -210,5 +214,11 @@ def frozen(work: Work, infeasible: str | None) -> Reduction:
         tolerance=work.tolerance,
         offset=work.offset,
     )
-    return Reduction(model, np.array(kept, dtype=np.int64), tuple(work.labels), tuple(work.eliminated),
-                     work.rows, infeasible)
+    return Reduction(
+        model,
+        np.array(kept, dtype=np.int64),
+        tuple(work.labels),
+        tuple(work.eliminated),
+        work.rows,
+        infeasible,
+    )

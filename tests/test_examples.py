@@ -16,9 +16,17 @@ SMALL = "--width 32 --layers 1 --length 16 --batch 8 --steps 3 --rounds 1".split
 
 def run(*command: str, **environment: str) -> str:
     """Standard output of a command that must succeed. The script chooses its devices by itself."""
-    inherited = {name: value for name, value in os.environ.items() if name not in ("JAX_PLATFORMS", "XLA_FLAGS")}
+    inherited = {
+        name: value for name, value in os.environ.items() if name not in ("JAX_PLATFORMS", "XLA_FLAGS")
+    }
     done = subprocess.run(
-        command, cwd=ROOT, env=inherited | environment, capture_output=True, text=True, timeout=600, check=False
+        command,
+        cwd=ROOT,
+        env=inherited | environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     return done.stdout
@@ -40,16 +48,36 @@ def test_gpt_trains_alike_on_8_devices_and_on_one(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_gpt_is_planned_from_the_command_line() -> None:
-    shown = run(sys.executable, "-m", "autoplan", "plan", "examples/gpt.py:train_step", "--cluster", "v5e:2x2",
-                "--layout", "data")
+    shown = run(
+        sys.executable,
+        "-m",
+        "autoplan",
+        "plan",
+        "examples/gpt.py:train_step",
+        "--cluster",
+        "v5e:2x2",
+        "--layout",
+        "data",
+    )
     assert shown.startswith("train_step on v5e:2x2")
 
 
 @pytest.mark.slow
 def test_the_benchmark_writes_its_rows(tmp_path: Path) -> None:
-    shown = run(sys.executable, "tests/benchmarks/plan_time.py", "--smoke", "--json", str(tmp_path / "rows.json"))
+    shown = run(
+        sys.executable, "tests/benchmarks/plan_time.py", "--smoke", "--json", str(tmp_path / "rows.json")
+    )
     (row,) = json.loads((tmp_path / "rows.json").read_text())
-    wanted = {"model", "layers", "mesh", "phases_s", "total_s", "peak_rss_bytes", "step_time_s", "peak_memory_bytes"}
+    wanted = {
+        "model",
+        "layers",
+        "mesh",
+        "phases_s",
+        "total_s",
+        "peak_rss_bytes",
+        "step_time_s",
+        "peak_memory_bytes",
+    }
     assert wanted <= row.keys()
     assert sum(row["phases_s"].values()) == pytest.approx(row["total_s"], rel=0.2)
     assert row["model"] in shown

@@ -131,7 +131,12 @@ def test_importing_autoplan_starts_no_backend(tmp_path: Path) -> None:
     )
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
         env=environment,
     )
     assert done.returncode == 0, done.stderr

@@ -259,19 +259,21 @@ def nnx_step(model, optimizer, x):
 
 
 def test_nnx_objects_keep_paths_aliases_and_untouched_arrays():
-    model = Net(nnx.Rngs(0))
-    trace = trace_step(
-        nnx_step, (model, nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param), X), donate_argnums=(0, 1)
-    )
-    assert {"model.first.kernel", "optimizer.opt_state[0].mu.first.kernel", "optimizer.step", "x"} <= set(
-        paths(trace)
-    )
-    assert not any("tied" in path for path in paths(trace))
-    assert all(before == after for before, after in pairs(trace))
-    untouched = {trace.inputs[i].path for i in trace.kept if i is not None}
-    assert {"model.frozen", "model.drop.rngs.key"} <= untouched  # no outputs, and not donated
-    assert not untouched & {leaf.path for leaf in trace.inputs if leaf.donated}
-    assert not untouched & {leaf.path for leaf in trace.outputs}
+    def trace(**options):
+        model = Net(nnx.Rngs(0))
+        args = model, nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param), X
+        return trace_step(nnx_step, args, **options)
+
+    plain = trace()
+    names = {"model.first.kernel", "optimizer.opt_state[0].mu.first.kernel", "optimizer.step", "x"}
+    assert names <= set(paths(plain)) and not any("tied" in path for path in paths(plain))
+    assert all(before == after for before, after in pairs(plain))
+    untouched = {plain.inputs[i].path for i in plain.kept if i is not None}
+    assert {"model.frozen", "model.drop.rngs.key"} <= untouched  # nothing is copied
+    assert not untouched & {leaf.path for leaf in plain.outputs}
+    donated = trace(donate_argnums=(0, 1))
+    assert set(donated.kept) == {None} and len(donated.state_pairs) == len(donated.inputs) - 1
+    assert [leaf.path for leaf in donated.inputs if not leaf.donated] == ["x"]
 
 
 def test_an_nnx_variable_that_changes_dtype_is_refused():

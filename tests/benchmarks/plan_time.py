@@ -57,8 +57,9 @@ def run_case(case: Case) -> dict:
 
     imported = time.perf_counter()
     step, arguments = step_and_arguments(case.model)
-    parallel = autoplan.parallelize(step, cluster=case.cluster, mesh_shape=case.mesh, memory=case.memory,
-                                    donate_argnums=0)
+    parallel = autoplan.parallelize(
+        step, cluster=case.cluster, mesh_shape=case.mesh, memory=case.memory, donate_argnums=0
+    )
     before = time.perf_counter()
     traced = parallel.trace(*arguments)
     middle = time.perf_counter()
@@ -72,26 +73,39 @@ def run_case(case: Case) -> dict:
         "phases_s": {"trace": middle - before} | dict(plan.phases_s),
         "total_s": end - before,
         "import_s": imported - start,
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        * (1 if sys.platform == "darwin" else 1024),
         "status": plan.status,
         "gap": plan.gap,
         "step_time_s": plan.step_time_s,
         "peak_memory_bytes": plan.peak_memory_bytes,
-        "best_classic_step_time_s": min((c.step_time_s for c in plan.candidates if c.name != "auto" and c.fits),
-                                        default=None),
+        "best_classic_step_time_s": min(
+            (c.step_time_s for c in plan.candidates if c.name != "auto" and c.fits), default=None
+        ),
     }
 
 
 def run_apart(case: Case) -> dict:
     """`run_case` in a fresh process. A case that fails gives a row with `error`."""
     code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import plan_time; plan_time.child({case.name!r})"
-    done = subprocess.run([sys.executable, "-c", code], env=os.environ | {"JAX_PLATFORMS": "cpu"}, check=False,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     if done.returncode == 0:
         return json.loads(done.stdout.splitlines()[-1])
     lines = done.stderr.strip().splitlines()
-    return {"model": case.model.name, "layers": case.model.layers, "mesh": list(case.mesh), "cluster": case.cluster,
-            "error": lines[-1] if lines else f"exit {done.returncode}"}
+    return {
+        "model": case.model.name,
+        "layers": case.model.layers,
+        "mesh": list(case.mesh),
+        "cluster": case.cluster,
+        "error": lines[-1] if lines else f"exit {done.returncode}",
+    }
 
 
 def child(name: str) -> None:
@@ -116,9 +130,16 @@ def table(rows: Sequence[dict]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     known = [case.name for case in CASES]
-    parser.add_argument("--models", nargs="+", metavar="MODEL", help=f"only these; known: {', '.join(known)}, or without @mesh")
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        metavar="MODEL",
+        help=f"only these; known: {', '.join(known)}, or without @mesh",
+    )
     parser.add_argument("--smoke", action="store_true", help="one tiny model, to see that it works")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
     args = parser.parse_args()

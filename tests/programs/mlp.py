@@ -27,7 +27,8 @@ def _program(name: str, widths: tuple[int, ...]) -> Program:
     def make_state(key: jax.Array) -> tuple[dict]:
         keys = jax.random.split(key, len(widths))
         params = [
-            {"w": normal(k, m, n), "b": jnp.zeros(n)} for k, m, n in zip(keys, widths[:-1], widths[1:], strict=False)
+            {"w": normal(k, m, n), "b": jnp.zeros(n)}
+            for k, m, n in zip(keys, widths[:-1], widths[1:], strict=False)
         ]
         return ({"params": params, "momentum": jax.tree.map(jnp.zeros_like, params), "count": 0},)
 

@@ -24,7 +24,10 @@ def route(probabilities: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array
     place_first = jnp.cumsum(first, 1) * first - first
     place_second = (jnp.cumsum(second, 1) + first.sum(1, keepdims=True)) * second - second
     combine = 0.0
-    for mask, place, weight in ((first, place_first, weights[..., 0]), (second, place_second, weights[..., 1])):
+    for mask, place, weight in (
+        (first, place_first, weights[..., 0]),
+        (second, place_second, weights[..., 1]),
+    ):
         mask = mask * (place < capacity)
         slot = jax.nn.one_hot(place.sum(-1).astype(jnp.int32), capacity)
         combine += jnp.einsum("bt,bte,btc->btec", weight, mask, slot)

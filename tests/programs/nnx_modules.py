@@ -48,7 +48,9 @@ def _in_place(model: _Model, optimizer: nnx.Optimizer, batch: jax.Array) -> jax.
     return loss
 
 
-def _returned(model: _Model, optimizer: nnx.Optimizer, batch: jax.Array) -> tuple[_Model, nnx.Optimizer, jax.Array]:
+def _returned(
+    model: _Model, optimizer: nnx.Optimizer, batch: jax.Array
+) -> tuple[_Model, nnx.Optimizer, jax.Array]:
     loss = _in_place(model, optimizer, batch)
     return model, optimizer, loss
 
@@ -59,6 +61,10 @@ def _make_state(key: jax.Array) -> tuple[_Model, nnx.Optimizer]:
 
 
 PROGRAMS = {
-    "nnx_in_place": lambda: Program("nnx_in_place", _in_place, _make_state, tokens(VOCAB, LENGTH), True, (0, 1)),
-    "nnx_returned": lambda: Program("nnx_returned", _returned, _make_state, tokens(VOCAB, LENGTH), donated=(0, 1)),
+    "nnx_in_place": lambda: Program(
+        "nnx_in_place", _in_place, _make_state, tokens(VOCAB, LENGTH), True, (0, 1)
+    ),
+    "nnx_returned": lambda: Program(
+        "nnx_returned", _returned, _make_state, tokens(VOCAB, LENGTH), donated=(0, 1)
+    ),
 }

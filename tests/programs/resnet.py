@@ -13,7 +13,9 @@ CLASSES, SIZE, WIDTHS, GROUPS = 24, 8, (24, 48), 6
 
 
 def _conv(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
-    return jax.lax.conv_general_dilated(x, kernel, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    return jax.lax.conv_general_dilated(
+        x, kernel, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
 
 
 def _group_norm(x: jax.Array, scale: jax.Array, name: str, stats: dict) -> jax.Array:
@@ -30,7 +32,9 @@ def _batch_norm(x: jax.Array, scale: jax.Array, name: str, stats: dict) -> jax.A
     return (x - mean) * jax.lax.rsqrt(variance + 1e-5) * scale
 
 
-def _forward(norm: Callable[..., jax.Array], params: dict, stats: dict, x: jax.Array) -> tuple[jax.Array, dict]:
+def _forward(
+    norm: Callable[..., jax.Array], params: dict, stats: dict, x: jax.Array
+) -> tuple[jax.Array, dict]:
     stats = dict(stats)
     x = _conv(x, params["stem"])
     for i, block in enumerate(params["blocks"]):
@@ -48,13 +52,15 @@ def _make_state(with_stats: bool, key: jax.Array) -> tuple[dict]:
     blocks, stats, width = [], {}, WIDTHS[0]
     params = {"stem": normal(next(keys), 3, 3, 3, width), "blocks": blocks}
     for i, out in enumerate(WIDTHS):
-        blocks.append({
-            "norm1": jnp.ones(width),
-            "shortcut": normal(next(keys), 1, 1, width, out),
-            "conv1": normal(next(keys), 3, 3, width, out),
-            "norm2": jnp.ones(out),
-            "conv2": normal(next(keys), 3, 3, out, out),
-        })
+        blocks.append(
+            {
+                "norm1": jnp.ones(width),
+                "shortcut": normal(next(keys), 1, 1, width, out),
+                "conv1": normal(next(keys), 3, 3, width, out),
+                "norm2": jnp.ones(out),
+                "conv2": normal(next(keys), 3, 3, out, out),
+            }
+        )
         if with_stats:
             for j, size in ((1, width), (2, out)):
                 stats[f"{i}.{j}"] = {"mean": jnp.zeros(size), "var": jnp.ones(size)}

@@ -78,7 +78,12 @@ def _step(state: State, batch: jax.Array) -> tuple[State, dict[str, jax.Array]]:
     updates, moments = adamw().update(grads, state.moments, state.params)
     params = optax.apply_updates(state.params, updates)
     noise = jax.random.uniform(draw, (8,))
-    return State(params, moments, key, state.count + 1), {"loss": loss, "correct": correct, "norm": norm, "noise": noise}
+    return State(params, moments, key, state.count + 1), {
+        "loss": loss,
+        "correct": correct,
+        "norm": norm,
+        "noise": noise,
+    }
 
 
 def _make_state(key: jax.Array) -> tuple[State]:

@@ -33,4 +33,6 @@ def _make_state(key: jax.Array) -> tuple[dict]:
     return ({"params": params, "moments": adamw().init(params)},)
 
 
-PROGRAMS = {"transformer_scan": lambda: Program("transformer_scan", _step, _make_state, tokens(VOCAB, LENGTH))}
+PROGRAMS = {
+    "transformer_scan": lambda: Program("transformer_scan", _step, _make_state, tokens(VOCAB, LENGTH))
+}

@@ -2,9 +2,7 @@
 
 import numpy as np
 import pytest
-from autoplan.search import Status, brute_force, solve, solve_highs
-
-SEEDS = range(400)
+from autoplan.search import Status, solve, solve_highs
 
 
 def _close(a: float, b: float) -> bool:
@@ -12,10 +10,9 @@ def _close(a: float, b: float) -> bool:
 
 
 @pytest.mark.parametrize("solver", [solve, solve_highs])
-def test_equals_brute_force(solver, tiny_problem):
-    for seed in SEEDS:
-        problem = tiny_problem(seed)
-        wanted, got = brute_force(problem), solver(problem)
+def test_equals_brute_force(solver, tiny_problems):
+    for seed, (problem, wanted) in enumerate(tiny_problems):
+        got = solver(problem)
         assert got.status is wanted.status, (seed, got)
         if wanted.choice is None:
             continue
@@ -25,11 +22,9 @@ def test_equals_brute_force(solver, tiny_problem):
         assert got.bound <= got.cost and _close(got.bound, wanted.cost), (seed, got)
 
 
-def test_smallest_limit(tiny_problem):
+def test_smallest_limit(tiny_problems):
     seen = 0
-    for seed in SEEDS:
-        problem = tiny_problem(seed)
-        wanted = brute_force(problem)
+    for seed, (problem, wanted) in enumerate(tiny_problems):
         if wanted.status is not Status.INFEASIBLE:
             continue
         got, want = solve(problem).infeasibility, wanted.infeasibility
@@ -45,3 +40,27 @@ def test_smallest_limit(tiny_problem):
         assert sizes == sorted(sizes, reverse=True)
         assert np.isclose(sum(sizes), problem.rows_bytes(got.choice)[got.row])
     assert seen >= 30
+
+
+def test_cutoff(tiny_problems):
+    """Below the optimum a cutoff ends the search, above it changes nothing."""
+    for seed, (problem, wanted) in enumerate(tiny_problems[:200]):
+        if wanted.status is not Status.OPTIMAL or not wanted.cost:
+            continue
+        step = 1e-3 * abs(wanted.cost)
+        below, above = solve(problem, cutoff=wanted.cost - step), solve(problem, cutoff=wanted.cost + step)
+        assert below.status is Status.CUTOFF and below.bound >= wanted.cost - step, seed
+        assert above.status is Status.OPTIMAL and _close(above.cost, wanted.cost), seed
+
+
+def test_initial_choice(tiny_problems):
+    """Any start, allowed or not, leads to the optimum; a start that is optimal is kept."""
+    for seed, (problem, wanted) in enumerate(tiny_problems[:200]):
+        start = np.random.default_rng(seed).integers(0, problem.num_strategies)
+        got = solve(problem, initial=start)
+        assert got.status is wanted.status, seed
+        if wanted.choice is not None:
+            assert _close(got.cost, wanted.cost), seed
+            again = solve(problem, initial=wanted.choice)
+            assert again.status is Status.OPTIMAL, seed
+            assert np.array_equal(again.choice, wanted.choice) or again.cost < wanted.cost, seed

@@ -1,78 +1,17 @@
-"""The stages of a step between tracing and running: `Traced`, which plans, and `Compiled`, which runs."""
+"""`Compiled`: the last stage of a step, compiled for one abstract signature and one plan."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding
 
-from . import devices, nnx
-from .errors import PinError, PlanError
+from . import nnx
+from .errors import PlanError
 from .executable import Executable, OtherTypes
 from .plan import Plan
-from .planfile import check_program
-from .planner import AXIS_NAMES, make_plan
 from .signature import Signature
-from .trace import Trace
-
-
-@dataclass(frozen=True)
-class Options:
-    """What `parallelize` was asked for."""
-
-    cluster: devices.ClusterLike = None
-    memory_bytes: int | None = None
-    mesh_shape: tuple[int, ...] | None = None
-    layout: str = "auto"
-    in_shardings: Any = None
-    budget_s: float | None = None
-    plan: Plan | None = None
-
-
-@dataclass(frozen=True, repr=False)
-class Traced:
-    """A traced step: `print` shows its program, `plan` plans it."""
-
-    trace: Trace
-    options: Options
-
-    @property
-    def jaxpr(self) -> Any:
-        """The program on flat leaves, a `ClosedJaxpr`."""
-        return self.trace.jaxpr
-
-    def plan(self) -> Plan:
-        """The plan: the one that was given if it is for this program, else the best that the search finds.
-
-        Raises:
-          PlanError: there is none, or the given plan is for another program.
-        """
-        options = self.options
-        if options.plan is not None:
-            check_program(options.plan, self.trace.fingerprint, self.trace.inputs)
-            return options.plan
-        target = devices.resolve(options.cluster)
-        mesh = target.fixed_mesh
-        if mesh is None:
-            _check_pinned_axes(self.trace)
-        return make_plan(
-            self.trace,
-            target.cluster,
-            memory_bytes=options.memory_bytes,
-            mesh_shape=mesh.axis_sizes if mesh else options.mesh_shape,
-            layout=options.layout,
-            budget_s=options.budget_s,
-            **({"axis_names": mesh.axis_names} if mesh else {}),
-        )
-
-    def __str__(self) -> str:
-        return str(self.trace.jaxpr)
-
-    def __repr__(self) -> str:
-        trace = self.trace
-        return f"<Traced {trace.name}: {len(trace.inputs)} inputs, {len(trace.outputs)} outputs>"
 
 
 class Compiled:
@@ -154,22 +93,3 @@ class Compiled:
                     action=action,
                 )
         raise AssertionError("types differ, yet none does")
-
-
-def _check_pinned_axes(trace: Trace) -> None:
-    """Refuses pins that name axes which no mesh of the planner has."""
-    for leaf in trace.inputs:
-        entries = [entry if isinstance(entry, tuple) else (entry,) for entry in leaf.spec or ()]
-        axes = [axis for entry in entries for axis in entry if isinstance(axis, str)]
-        if unknown := [axis for axis in axes if axis not in AXIS_NAMES]:
-            raise PinError(
-                "a layout names axes of a mesh",
-                got=f"{leaf.spec} and no mesh that has them",
-                path=leaf.path,
-                shape=leaf.shape,
-                dtype=leaf.dtype,
-                axis=unknown,
-                source=trace.source,
-                action="Pass the mesh as `cluster=jax.make_mesh(...)`, or use NamedShardings; without a "
-                f"mesh, axes are called {', '.join(AXIS_NAMES)}",
-            )
