@@ -41,7 +41,7 @@ class Options:
     mesh_shape: tuple[int, ...] | None = None
     layout: str = "auto"
     in_shardings: Any = None
-    budget_s: float | None = None
+    budget_s: float | None = BUDGET_S
     plan: Plan | None = None
 
 
@@ -57,7 +57,7 @@ def parallelize(
     donate_argnums: Numbers = None,
     donate_argnames: Names = None,
     in_shardings: Any = None,
-    budget_s: float | None = None,
+    budget_s: float | None = BUDGET_S,
     plan: Plan | None = None,
 ) -> Any:
     """Makes a step that is written for one device run on many; bare, or with options.
@@ -76,7 +76,8 @@ def parallelize(
         `PartitionSpec`s (dims may be `PartitionSpec.UNCONSTRAINED`), `NamedSharding`s and None. They name the
         axes of the mesh that is given as `cluster` or by `NamedSharding`s; without one the axes are called x,
         y and z.
-      budget_s: limit for the time that the search takes, in seconds.
+      budget_s: seconds after which planning takes the best plan found so far (soft; None: no limit). A plan that is
+        reached before does not depend on it.
       plan: a plan to use instead of searching, for instance from `Plan.load`.
 
     Returns:

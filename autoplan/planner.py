@@ -32,6 +32,8 @@ from .units import format_bytes
 
 LAYOUTS = ("auto", "data", "fsdp", "tensor")
 AXIS_NAMES = ("x", "y", "z")
+# Seconds after which a user gets the best plan found so far. Only tight memory limits come near it.
+BUDGET_S = 60.0
 # Relative gap at which the search stops. Costs are known less well than this; the last percent of proof can take
 # longer than all before it.
 SEARCH_GAP = 2e-2
