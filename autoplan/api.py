@@ -24,7 +24,7 @@ from .errors import PinError, PlanError
 from .executable import Executable, OtherTypes, build
 from .plan import Plan
 from .planfile import check_program
-from .planner import AXIS_NAMES, LAYOUTS, make_plan
+from .planner import AXIS_NAMES, BUDGET_S, LAYOUTS, make_plan
 from .signature import Names, Numbers, Signature, signature_of
 from .trace import Trace, trace_signature
 from .units import parse_bytes

@@ -12,7 +12,7 @@ from .folding import TO_STATE, TO_VIEW, Arc
 from .fusion import FUSIBLE
 from .layouts import WHOLE, Layout, Spec
 from .memory import MemoryModel
-from .plan import Collective, Constraint, LeafLayout
+from .plan import AGAIN, Collective, Constraint, LeafLayout
 from .problem import ClassProblem
 from .reshard import collectives_between
 from .trace import Trace
@@ -74,25 +74,30 @@ def _leaf(scored: Scored, path, value, layout: Layout, axis_names, role: str, dt
 
 
 def constraints(scored: Scored, trace: Trace, axis_names: Sequence[str]) -> tuple[Constraint, ...]:
-    """One constraint where a value is made, unless its layout follows by itself, and one per reshard of a use."""
+    """One constraint where a value is made, unless its layout follows by itself, and one per reshard of a use.
+
+    Where two readers each reshard a value in the same way, the plan means two reshards (weights gathered again
+    for the backward pass, not held since the forward). The later ones are marked `AGAIN`, so that the compiler
+    does not make one of them.
+    """
     shell, graph = scored.shell, scored.shell.folded.graph
     out: list[Constraint] = []
 
-    def put(address, layout: Layout, value) -> None:
+    def put(address, layout: Layout, value, after: tuple | None = None) -> None:
         if value.shape and "key" not in value.dtype and address.where != "const":
             spec = layouts.to_spec(layout, len(value.shape), axis_names)
-            out.append(Constraint(address.site, address.where, address.index, spec))
+            out.append(Constraint(address.site, address.where, address.index, spec, after))
 
     kept = _kept_layouts(scored)
-    for arc in shell.folded.arcs:
+    seen: set[tuple[int, Layout]] = set()
+    for arc in sorted(shell.folded.arcs, key=lambda a: _position(shell, a)):
         value = graph.values[arc.value]
         given, wanted = shell.layouts_of(arc, scored.choice)
-        if arc.operand == TO_VIEW:
-            continue
-        if given != wanted and not _pending(wanted):
-            address = graph.uses[arc.use].address
-            if arc.operand != TO_STATE:  # the new state's layout is asked for by the outputs' shardings
-                put(address, wanted, value)
+        if arc.operand in (TO_VIEW, TO_STATE) or given == wanted or _pending(wanted):
+            continue  # a new state's layout is asked for by the outputs' shardings
+        again = (arc.value, wanted) in seen
+        seen.add((arc.value, wanted))
+        put(graph.uses[arc.use].address, wanted, value, AGAIN if again else None)
     for value in graph.values:
         layout = kept[value.index]
         producer = graph.nodes[value.producer]

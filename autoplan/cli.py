@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
-import dataclasses
 import importlib
 import importlib.metadata
 import importlib.util
@@ -178,8 +177,7 @@ def _parallelized(step: Callable[..., Any], given: dict[str, Any]) -> api.Parall
     """The step with the given options; what else its decorator says stays."""
     if not isinstance(step, api.Parallelized):
         return api.parallelize(step, **given)
-    fields = {"memory_bytes" if name == "memory" else name: value for name, value in given.items()}
-    return api.Parallelized(step._signature, dataclasses.replace(step._options, **fields))
+    return step.with_options(**given)
 
 
 # The user's code.

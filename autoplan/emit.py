@@ -11,7 +11,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from . import compat
-from .plan import Constraint, Plan, to_partition_spec
+from .plan import AGAIN, Constraint, Plan, to_partition_spec
 from .trace import Trace
 
 
@@ -38,7 +38,7 @@ class _Emitter:
         that a function called many times in one way is still lowered once."""
         if not constraints:
             return jaxpr
-        key = (id(jaxpr), frozenset((site, c.where, c.index, c.spec) for site, c in constraints))
+        key = (id(jaxpr), frozenset((site, c.where, c.index, c.spec, c.after) for site, c in constraints))
         if key not in self.memo:
             self.memo[key] = (jaxpr, self._rewrite(jaxpr, constraints))  # holding jaxpr keeps its id its own
         return self.memo[key][1]
@@ -68,7 +68,12 @@ class _Emitter:
         for k, var in enumerate(jaxpr.invars):
             current[var] = constrained(var, here.get(((), "input", k)))
         for n, eqn in enumerate(jaxpr.eqns):
-            operands = [constrained(now(v), here.get(((n,), "operand", k))) for k, v in enumerate(eqn.invars)]
+            operands = [now(v) for v in eqn.invars]
+            for k in range(len(operands)):
+                constraint = here.get(((n,), "operand", k))
+                if constraint is not None and constraint.after == AGAIN:
+                    _set_apart(operands, k, eqns)
+                operands[k] = constrained(operands[k], constraint)
             subs = compat.subjaxprs(eqn)
             if any((n, s) in inside for s in range(len(subs))):
                 eqn = compat.with_subjaxprs(eqn, [self.rewrite(sub.jaxpr, inside.get((n, s), ()))
@@ -78,3 +83,14 @@ class _Emitter:
                 current[var] = constrained(var, here.get(((n,), "result", k)))
         outvars = [constrained(now(v), here.get(((), "output", k))) for k, v in enumerate(jaxpr.outvars)]
         return jaxpr.replace(eqns=eqns, outvars=outvars)
+
+
+def _set_apart(operands: list, k: int, eqns: list) -> None:
+    """Puts operand `k` and another one of its equation behind a barrier: what is done to it from here on is not
+    merged with what was done to it before, and waits until the other operand is there."""
+    other = next((i for i, v in enumerate(operands) if v is not operands[k] and not isinstance(v, compat.Literal)), None)
+    if other is None or isinstance(operands[k], compat.Literal):
+        return
+    barrier = compat.barrier_eqn([operands[k], operands[other]])
+    eqns.append(barrier)
+    operands[k], operands[other] = barrier.outvars

@@ -23,6 +23,8 @@ Spec = tuple[tuple[str, ...], ...]
 """The layout of a value: for each dim the mesh axes that split it, major first; `()` is a whole dim."""
 
 ROLES = ("state", "batch", "input", "output")
+AGAIN = ("again",)
+"""`Constraint.after` of a reshard that is to be done again rather than shared with an earlier one."""
 SITES = ("operand", "result", "input", "output")
 
 _TIMES = ("step_time_s", "compute_time_s", "communication_time_s")
