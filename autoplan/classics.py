@@ -62,17 +62,18 @@ def _plain(dtype):
     return dtype if isinstance(dtype, np.dtype) else np.dtype(object) if "key" in str(dtype) else np.dtype(dtype)
 
 
+def batched_inputs(trace: Trace, inputs: Sequence[str]) -> list[int]:
+    """The batch inputs whose leading dim is the batch: the size that most of them have there."""
+    leading = Counter(leaf.shape[0] for leaf, role in zip(trace.inputs, inputs) if role == "batch" and leaf.shape)
+    size = leading.most_common(1)[0][0] if leading else None
+    return [i for i, (leaf, role) in enumerate(zip(trace.inputs, inputs))
+            if role == "batch" and leaf.shape and leaf.shape[0] == size]
+
+
 def _batch_factors(folded: Folded, trace: Trace, inputs: Sequence[str]) -> dict[int, int]:
     """Follows the batch from the batch inputs' leading dims through the factors."""
     graph = folded.graph
-    leading = Counter(leaf.shape[0] for leaf, role in zip(trace.inputs, inputs) if role == "batch" and leaf.shape)
-    if not leading:
-        return {}
-    size = leading.most_common(1)[0][0]
-    carries: dict[int, set[int]] = {}
-    for i, (leaf, role) in enumerate(zip(trace.inputs, inputs)):
-        if role == "batch" and leaf.shape and leaf.shape[0] == size:
-            carries[graph.nodes[graph.inputs[i]].results[0]] = {0}
+    carries = {graph.nodes[graph.inputs[i]].results[0]: {0} for i in batched_inputs(trace, inputs)}
     factor: dict[int, int] = {}
     for _ in range(2):  # a second round carries it around loops
         for node in graph.nodes:

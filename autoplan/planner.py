@@ -17,13 +17,13 @@ import numpy as np
 
 from . import layouts
 from .assemble import Scored, collectives, constraints, input_leaves, output_leaves
-from .classics import Roles, named_parts, restrict, roles_of
+from .classics import Roles, batched_inputs, named_parts, restrict, roles_of
 from .cost_models import Cluster
 from .errors import MemoryLimitError, PinError, check_divisible
 from .folding import Folded, fold
 from .graph import build_graph
 from .memory import MemoryModel, memory_model
-from .plan import Candidate, MeshShape, Plan
+from .plan import Candidate, LeafLayout, MeshShape, Plan
 from .problem import ClassProblem, build_problem
 from .reshard import Machine
 from .search import Solution, Status, solve
@@ -40,7 +40,7 @@ SEARCH_GAP = 2e-2
 # A gap below this is a proof of optimality.
 PROVED_GAP = 1e-4
 # A classic layout this many times slower than the best so far is not worked out further.
-HOPELESS = 2.0
+HOPELESS = 1.5
 # A limit counts as held up to this share of it (sums of many floats).
 MEMORY_TOLERANCE = 1e-9
 
@@ -148,12 +148,15 @@ def _solve_shape(setting: Setting, shape, names, layout: str, before: Sequence[O
     if not fixed and len(shape) > 1:  # one part on all axes is what the one-axis mesh already scored
         named = {name: parts for name, parts in named.items() if len(set(parts)) > 1}
     if layout != "auto":
+        _check_batch(setting, shape, names, named[layout])
         masks = restrict(shell, setting.roles, named[layout])
         forced = _solve(setting, shell, memory, layout, names, masks=masks)
         setting.phases.end("search")
         return [forced]
     outcomes: list[Outcome] = []
     for name, parts in named.items():
+        if _uneven_batch(setting, shape, parts):
+            continue
         best = min((o.cost_s for o in [*before, *outcomes]), default=math.inf)
         outcomes.append(_solve(setting, shell, memory, name, names, masks=restrict(shell, setting.roles, parts),
                                cutoff=HOPELESS * best, within_memory=False))
@@ -164,6 +167,31 @@ def _solve_shape(setting: Setting, shape, names, layout: str, before: Sequence[O
     outcomes.append(_solve(setting, shell, memory, "auto", names, cutoff=cutoff, initial=initial))
     setting.phases.end("search")
     return outcomes
+
+
+def _uneven_batch(setting: Setting, shape, parts: Sequence[str]) -> list[int]:
+    """The batch inputs that the parts of the axes would split unevenly."""
+    ways = math.prod(size for size, part in zip(shape, parts) if part in ("data", "fsdp"))
+    trace = setting.trace
+    return [i for i in batched_inputs(trace, setting.roles.inputs) if trace.inputs[i].shape[0] % ways]
+
+
+def _check_batch(setting: Setting, shape, names, parts: Sequence[str]) -> None:
+    """A classic layout that was asked for must be possible: nothing falls back silently."""
+    axes = tuple(name for name, part in zip(names, parts) if part in ("data", "fsdp"))
+    for i in _uneven_batch(setting, shape, parts):
+        leaf = setting.trace.inputs[i]
+        check_divisible(leaf.path, leaf.shape, leaf.dtype, (axes,), dict(zip(names, shape)),
+                        source=setting.trace.source)
+
+
+def _whole_batch_notes(setting: Setting, inputs: Sequence[LeafLayout]) -> list[str]:
+    """Batches that lie whole on every device because no axis divides them."""
+    found = [inputs[i] for i in batched_inputs(setting.trace, setting.roles.inputs)]
+    devices = setting.cluster.num_devices
+    return [f"{leaf.path} is whole on every device: its batch of {leaf.shape[0]} is no multiple of the {devices} devices; "
+            f"pad it to {-(-leaf.shape[0] // devices) * devices} to split it"
+            for leaf in found if not any(leaf.spec) and leaf.shape[0] % devices]
 
 
 def _solve(setting: Setting, shell: ClassProblem, memory: MemoryModel, name: str, axis_names, *,
@@ -260,7 +288,7 @@ def _plan(setting: Setting, best: Outcome, outcomes: Sequence[Outcome], layout: 
         communication_time_s=communication_s, peak_memory_bytes=scored.peak_memory_bytes,
         memory_limit_bytes=setting.limit_bytes, inputs=inputs, outputs=outputs, state_pairs=trace.state_pairs,
         collectives=moved, candidates=tuple(_candidate(o, trace) for o in outcomes), constraints=placed,
-        notes=setting.folded.graph.notes)
+        notes=(*setting.folded.graph.notes, *_whole_batch_notes(setting, inputs)))
 
 
 def _candidate(outcome: Outcome, trace: Trace) -> Candidate:

@@ -1,8 +1,9 @@
 """Trains a byte-level GPT (flax NNX, about 10M parameters) on the sources of the Python standard library.
 
-The step is written for one device. `@autoplan.parallelize` plans it for all devices of the machine, here 8 simulated CPU
-devices unless you chose others (JAX_PLATFORMS or XLA_FLAGS). The script prints the plan, the losses of the parallel and the
-single-device run side by side, and how long a step takes with the chosen plan and with the three classic layouts.
+The step is written for one device. `@autoplan.parallelize` plans it for all devices of the machine, here 8
+simulated CPU devices unless you chose others (JAX_PLATFORMS or XLA_FLAGS). The script prints the plan, the
+losses of the parallel and the single-device run side by side, and how long a step takes with the chosen plan
+and with the three classic layouts.
 
     python examples/gpt.py
     python examples/gpt.py --steps 50 --json result.json
@@ -81,7 +82,7 @@ def loss_fn(model: GPT, tokens: jax.Array) -> jax.Array:
 
 @autoplan.parallelize
 def train_step(model: GPT, optimizer: nnx.Optimizer, tokens: jax.Array) -> jax.Array:
-    """One AdamW step on tokens [batch, length + 1], changing model and optimizer in place; returns the loss."""
+    """One AdamW step on tokens [batch, length + 1]; changes model and optimizer, returns the loss."""
     loss, grads = nnx.value_and_grad(loss_fn)(model, tokens)
     optimizer.update(model, grads)
     return loss
@@ -120,7 +121,9 @@ def train(step: Callable, state: tuple[GPT, nnx.Optimizer], batches: list[np.nda
 
 
 def time_steps(runs: dict[str, Callable[[], jax.Array]], rounds: int) -> dict[str, float]:
-    """Median seconds of a step of each run; they take turns, so that all meet the same noise. The first is not counted."""
+    """Median seconds of a step of each run; they take turns, so that all meet the same noise. The first is
+    not counted.
+    """
     times: dict[str, list[float]] = {name: [] for name in runs}
     for i in range(rounds + 1):
         for name, run in runs.items():

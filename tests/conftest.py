@@ -1,4 +1,6 @@
-"""What every test stands on: 8 simulated CPU devices, full float32 products, and memory given back between modules."""
+"""What every test stands on: 8 simulated CPU devices, full float32 products, and memory given back between
+modules.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ jax.config.update("jax_default_matmul_precision", "highest")
 
 @pytest.fixture(scope="module", autouse=True)
 def _give_memory_back():
-    """Drop compiled programs at the end of a module: an xdist worker would keep those of every test it ever ran."""
+    """Drop compiled programs at the end of a module: an xdist worker would keep those of every test it ever
+    ran.
+    """
     yield
     jax.clear_caches()
     gc.collect()

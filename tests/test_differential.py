@@ -1,7 +1,8 @@
-"""The parallel step computes what the plain step computes: aux, every leaf of the new state, random draws, over 3 steps.
+"""The parallel step computes what the plain step computes: aux, every leaf of the new state, random draws,
+over 3 steps.
 
-On 8 devices each program runs with every layout; on 6, 3 and 1 most run with the one that the planner chooses. Along the
-way: the step is traced and compiled once, and donated buffers are taken.
+On 8 devices each program runs with every layout; on 6, 3 and 1 most run with the one that the planner
+chooses. Along the way: the step is traced and compiled once, and donated buffers are taken.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ import autoplan
 
 STEPS = 3
 LAYOUTS = ("auto", "data", "fsdp", "tensor")
-# Sums in another order, and three updates that carry the difference on. Weights and losses are of the order of 1.
+# Sums in another order, and three updates that carry the difference on. Weights and losses are of the order
+# of 1.
 RTOL, ATOL = 1e-3, 2e-5
 SHORT = ("mlp", "mlp_odd")
 ENDTOEND = ("transformer", "linen", "nnx_in_place", "resnet_batch", "moe")
 ELSEWHERE = (*SHORT, "transformer", "transformer_scan", "nnx_in_place", "resnet_batch", "moe", "vit")
-# The planner chooses the mesh for these; the others get one, since searching all shapes takes longer than running one.
+# The planner chooses the mesh for these; the others get one, since searching all shapes takes longer than
+# running one.
 FREE_MESH = (*SHORT, "transformer", "nnx_in_place", "resnet_batch", "moe")
 MESHES = {8: (2, 4), 6: (2, 3)}
 
@@ -49,7 +52,9 @@ CASES += [_case(name, "auto", count) for name in ELSEWHERE for count in (6, 3, 1
 
 @pytest.fixture(scope="module", autouse=True)
 def _cheap_compilation() -> Iterator[None]:
-    """Spend less on optimising machine code: partitioning is as always, and these programs run for milliseconds."""
+    """Spend less on optimising machine code: partitioning is as always, and these programs run for
+    milliseconds.
+    """
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)

@@ -1,4 +1,6 @@
-"""The planner finds, with nobody telling it, the layouts that theory asks for. Planning only: shapes, no devices."""
+"""The planner finds, with nobody telling it, the layouts that theory asks for. Planning only: shapes, no
+devices.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,8 @@ def test_cheap_communication_and_a_large_batch_give_data_parallelism() -> None:
     for layout in plan.inputs:
         assert split_dims(layout) == ({0: ("x",)} if layout.role == "batch" else {}), layout
     assert {c.kind for c in plan.collectives} == {"all-reduce"}
-    # What data parallelism must send: every gradient once around the ring, twice (N-1)/N of its bytes. The loss is small.
+    # What data parallelism must send: every gradient once around the ring, twice (N-1)/N of its bytes. The
+    # loss is small.
     total = sum(c.wire_bytes * c.count for c in plan.collectives)
     assert math.isclose(total, sent("all-reduce", 4 * 512 * 512 * 4), rel_tol=0.01), total
 
@@ -161,8 +164,8 @@ def test_a_tight_memory_limit_shards_parameters_and_optimizer_by_all_devices() -
     state = {"params": params, "moments": jax.eval_shape(optax.adamw(1e-3).init, params)}
     batch = {"x": shape(rows, width), "y": shape(rows, width)}
     weight, activation = width * width * 4, rows * width * 4 // N
-    # A device's share of weights and two moments and of the batch, the activations that the backward pass reads, and room for
-    # what is gathered and not yet scattered. One layer's whole state more would not fit.
+    # A device's share of weights and two moments and of the batch, the activations that the backward pass
+    # reads, and room for what is gathered and not yet scattered. One layer's whole state more would not fit.
     limit = 3 * layers * weight // N + (layers + 4) * activation + weight // 2
     step = autoplan.parallelize(adam_step, cluster=cluster(), mesh_shape=(N,), memory=limit, donate_argnums=0)
     plan = step.plan(state, batch)

@@ -1,7 +1,7 @@
 """Training steps of real sizes, plain JAX, as shapes only: what the benchmarks plan.
 
-Layers are unrolled, parameters and AdamW moments float32, products in bfloat16. Neither attention nor layers are
-rematerialised: the peak memory that the plan predicts is that of the step as written.
+Layers are unrolled, parameters and AdamW moments float32, products in bfloat16. Neither attention nor layers
+are rematerialised: the peak memory that the plan predicts is that of the step as written.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _norm(model: Model, x: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def _attention(model: Model, layer: dict, x: jax.Array) -> jax.Array:
-    """Causal attention on x [batch, length, width]; each key and value head serves heads / kv_heads query heads."""
+    """Causal attention on x [batch, length, width]; a key and value head serves heads / kv_heads query heads."""
     batch, length, width = x.shape
     q, k, v = (
         (x @ layer[name].astype(x.dtype)).reshape(batch, length, heads, model.head_width)

@@ -1,7 +1,7 @@
 """Small training steps of the kinds that people write, with one interface: `load(name)` gives a `Program`.
 
-A module per program, imported only when asked for. Sizes are tiny but divide by 8, 6 and 3: what costs time in a test is
-compilation, which depends on the structure.
+A module per program, imported only when asked for. Sizes are tiny but divide by 8, 6 and 3: what costs time
+in a test is compilation, which depends on the structure.
 """
 
 from __future__ import annotations

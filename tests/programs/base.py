@@ -18,9 +18,9 @@ BATCH = 24
 class Program:
     """A training step and what it eats.
 
-    `step(*state, batch)` returns `(*new_state, aux)`; with `in_place` it changes the objects of `state` and returns `aux`.
-    `make_state(key)` gives the tuple `state`; `next_batch(i)` the i-th batch as numpy arrays. `donated` are the numbers of
-    the arguments whose buffers the step may take over.
+    `step(*state, batch)` returns `(*new_state, aux)`; with `in_place` it changes the objects of `state` and
+    returns `aux`. `make_state(key)` gives the tuple `state`; `next_batch(i)` the i-th batch as numpy arrays.
+    `donated` are the numbers of the arguments whose buffers the step may take over.
     """
 
     name: str

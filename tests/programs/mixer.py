@@ -1,4 +1,6 @@
-"""MLP-mixer, plain JAX: products over tokens and over channels in turn; the optimizer factors second moments (Adafactor)."""
+"""MLP-mixer, plain JAX: products over tokens and over channels in turn; the optimizer factors second moments
+(Adafactor).
+"""
 
 from __future__ import annotations
 

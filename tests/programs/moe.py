@@ -1,4 +1,6 @@
-"""Transformer layer with a top-2 mixture of experts, dispatched and combined by einsums as in GShard (arXiv:2006.16668)."""
+"""Transformer layer with a top-2 mixture of experts, dispatched and combined by einsums as in GShard
+(arXiv:2006.16668).
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,11 @@ VOCAB, LENGTH, WIDTH, HIDDEN, EXPERTS, CAPACITY = 96, 12, 48, 48, 24, 2
 
 
 def route(probabilities: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array]:
-    """Weights to combine the two best experts of each token, [batch, length, experts, capacity], and the balance loss.
+    """Weights to combine the two best experts of each token, [batch, length, experts, capacity], and the
+    balance loss.
 
-    A token that finds its expert full (`capacity` tokens of the same example came first) is dropped by that expert.
+    A token that finds its expert full (`capacity` tokens of the same example came first) is dropped by that
+    expert.
     """
     weights, chosen = jax.lax.top_k(probabilities, 2)
     weights = weights / weights.sum(-1, keepdims=True)

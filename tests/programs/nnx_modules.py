@@ -1,4 +1,6 @@
-"""Transformer in flax NNX with `nnx.Optimizer` and `nnx.Rngs`: one step changes them in place, one returns them."""
+"""Transformer in flax NNX with `nnx.Optimizer` and `nnx.Rngs`: one step changes them in place, one returns
+them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Wide-ResNet-like convolutional net, plain JAX: with group norm, or with batch norm whose statistics are state."""
+"""Wide-ResNet-like convolutional net, plain JAX: with group norm, or with batch norm whose statistics are
+state.
+"""
 
 from __future__ import annotations
 

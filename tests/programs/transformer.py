@@ -1,4 +1,6 @@
-"""Decoder-only transformer, plain JAX: unrolled layers, dropout with a key carried in the state, AdamW from optax."""
+"""Decoder-only transformer, plain JAX: unrolled layers, dropout with a key carried in the state, AdamW from
+optax.
+"""
 
 from __future__ import annotations
 

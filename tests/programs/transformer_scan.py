@@ -1,4 +1,6 @@
-"""The transformer with a scan over stacked layers, each rematerialised, and its forward pass under an inner jit."""
+"""The transformer with a scan over stacked layers, each rematerialised, and its forward pass under an inner
+jit.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Vision transformer, plain JAX: patches by reshape, a class token (so the token count is odd), learned positions."""
+"""Vision transformer, plain JAX: patches by reshape, a class token (so the token count is odd), learned
+positions.
+"""
 
 from __future__ import annotations
 
