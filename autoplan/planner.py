@@ -34,11 +34,11 @@ LAYOUTS = ("auto", "data", "fsdp", "tensor")
 AXIS_NAMES = ("x", "y", "z")
 # Seconds after which a user gets the best plan found so far. Only tight memory limits come near it.
 BUDGET_S = 60.0
-# Relative gap at which the search stops. Costs are known less well than this; the last percent of proof can take
-# longer than all before it.
+# A gap below this is a proof of optimality. Problems of few strategies are solved that far.
+PROVED_GAP, FEW_STRATEGIES = 1e-4, 4000
+# Larger ones stop at this relative gap: costs are known less well, and the last percent of proof can take longer
+# than all before it.
 SEARCH_GAP = 2e-2
-# A gap below this is a proof of optimality.
-PROVED_GAP = 1e-4
 # A classic layout this many times slower than the best so far is not worked out further.
 HOPELESS = 1.5
 # A limit counts as held up to this share of it (sums of many floats).
@@ -203,6 +203,10 @@ def _solve(setting: Setting, shell: ClassProblem, memory: MemoryModel, name: str
         costs = tuple(np.where(mask, cost, np.inf) for mask, cost in zip(masks, problem.node_costs))
         problem = replace(problem, node_costs=costs)
 
+    few = sum(int(np.isfinite(cost).sum()) for cost in problem.node_costs) <= FEW_STRATEGIES
+    effort = {"budget_s": setting.left_s, "cutoff": cutoff, "initial": initial,
+              "gap": PROVED_GAP / 2 if few else SEARCH_GAP}
+
     def outcome(solution: Solution) -> Outcome:
         if solution.choice is None:
             return Outcome(name, tuple(axis_names), shell.machine.shape, None, solution, False)
@@ -210,12 +214,12 @@ def _solve(setting: Setting, shell: ClassProblem, memory: MemoryModel, name: str
         return Outcome(name, tuple(axis_names), shell.machine.shape, scored, solution,
                        scored.peak_memory_bytes <= limit * (1 + MEMORY_TOLERANCE))
 
-    free = outcome(solve(problem, budget_s=setting.left_s, cutoff=cutoff, initial=initial, gap=SEARCH_GAP))
+    free = outcome(solve(problem, **effort))
     if free.fits or free.scored is None or not within_memory:
         return free
     live = memory.rows()
     limited = replace(problem, buffers=memory.buffers, live=live, limits=np.full(live.shape[0], limit))
-    bound = outcome(solve(limited, budget_s=setting.left_s, cutoff=cutoff, initial=initial, gap=SEARCH_GAP))
+    bound = outcome(solve(limited, **effort | {"budget_s": setting.left_s}))
     why = bound.solution.infeasibility
     if why is None or why.choice is None:
         return bound

@@ -180,9 +180,12 @@ def _nothing_left(search: Search, ladder: Ladder) -> Search | None:
 def _round(search: Search, ladder: Ladder, older: Ascent | None) -> tuple[Ascent, Ladder, bool]:
     """Some sweeps, then all goes that cannot beat the threshold. Also says whether another round may pay."""
     model = ladder.model
-    ascent = Ascent(model, search.cost)
-    if older is not None:
-        ascent.inherit(older, ladder.rungs[-1])
+    if older is not None and older.model is model:  # the last round dropped nothing: go on from where it ended
+        ascent = older
+    else:
+        ascent = Ascent(model, search.cost)
+        if older is not None:
+            ascent.inherit(older, ladder.rungs[-1])
     descent = Descent(model)
     if search.best is not None:
         search.consider(ladder.lift(descent.improve(ladder.project(search.best))))

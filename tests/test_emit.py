@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 
 import jax
 from jax.extend import core as jex_core
@@ -13,7 +14,7 @@ import pytest
 import autoplan
 from autoplan import compat
 from autoplan.emit import emit
-from autoplan.plan import AGAIN
+from autoplan.plan import AGAIN, Constraint
 
 
 def array(*shape: int) -> jax.ShapeDtypeStruct:
@@ -79,6 +80,24 @@ def test_equations_stay_and_only_constraints_are_added(planned) -> None:
     assert set(added) <= {"sharding_constraint", "optimization_barrier"}
     assert added["sharding_constraint"] <= len(plan.constraints)
     assert after["remat2"] + after["checkpoint"] + after["remat"] > 0
+
+
+@pytest.mark.parametrize(("where", "site"), [("operand", (1,)), ("result", (0,)), ("input", ()), ("output", ())])
+def test_what_comes_after_a_constraint_reads_it(where: str, site: tuple) -> None:
+    def step(x):
+        return jnp.tanh(jnp.sin(x))
+
+    traced = autoplan.parallelize(step, cluster="cpu:8", mesh_shape=(8,)).trace(array(16, 8))
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    plan = dataclasses.replace(traced.plan(), constraints=(Constraint(site, where, 0, (("x",), ()), None),))
+    emitted = compat.open_jaxpr(emit(traced.trace, plan, mesh))
+    names = [eqn.primitive.name for eqn in emitted.eqns]
+    place = {"operand": 1, "result": 1, "input": 0, "output": 2}[where]
+    assert names == [*["sin", "tanh"][:place], "sharding_constraint", *["sin", "tanh"][place:]]
+    (made,) = emitted.eqns[place].outvars
+    reads = emitted.eqns[place + 1].invars if place < 2 else emitted.outvars
+    assert made in reads
+    assert emitted.eqns[place].params["sharding"].spec == jax.sharding.PartitionSpec("x", None)
 
 
 def test_constraints_stand_inside_the_bodies(planned) -> None:

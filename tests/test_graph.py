@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from autoplan import compat
 from autoplan.cost_models import parse_cluster
 from autoplan.folding import fold
 from autoplan.graph import Graph, build_graph
@@ -116,3 +117,68 @@ def test_memory_of_a_tiny_step_counted_by_hand() -> None:
     rows = model.rows().toarray()
     sizes = np.array([b.usage[0] if b.usage.ndim == 1 else b.usage[0, 0] for b in model.buffers])
     assert (rows @ sizes).max() == donated.max()
+
+
+def test_loops_within_loops_multiply() -> None:
+    def step(x, weights):
+        def outer(h, ws):
+            return jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), h, ws)[0], None
+
+        return jax.lax.scan(outer, x, weights)[0]
+
+    graph, _ = graph_of(step, array(4, 8), array(3, 5, 8, 8))
+    assert ops(graph, "dot_general")[0].weight == 15
+    slices = [node for node in graph.nodes if node.kind == "slice"]
+    assert sorted(node.weight for node in slices) == [1, 3]
+
+
+def test_a_carry_has_one_layout_before_in_and_after_its_loop() -> None:
+    def step(x, w):
+        x = jax.lax.scan(lambda h, _: (h @ w, None), x, None, length=3)[0]
+        return jax.lax.while_loop(lambda c: c.sum() < 1, lambda c: c @ w, x)
+
+    graph, trace = graph_of(step, array(16, 16), array(16, 16))
+    cluster = parse_cluster("cpu:8")
+    shell = build_problem(fold(graph, trace), Machine(cluster.device, cluster.mesh((2, 4))), {})
+    carries = [node for node in graph.nodes if node.kind == "carry"]
+    assert len(carries) == 2
+    for node in carries:
+        options = shell.strategies[shell.folded.class_of[node.index]]
+        initial, around = options.operands
+        assert len(options) == 3**2  # each axis splits dim 0, dim 1 or none
+        assert (initial == around).all() and (initial == options.results[0]).all()
+    # What follows the loop reads the carry itself: there is no layout in which only the loop has it.
+    second = next(node for node in carries if node.position > carries[0].position)
+    assert graph.values[graph.uses[second.operands[0]].value].producer == carries[0].index
+
+
+def test_the_branches_of_a_condition_join_in_one_layout() -> None:
+    def step(n, x):
+        return jax.lax.switch(n, [lambda x: x @ x, lambda x: x, jnp.zeros_like], x)
+
+    graph, _ = graph_of(step, array(dtype=jnp.int32), array(8, 8))
+    (join,) = (node for node in graph.nodes if node.kind == "join")
+    assert {graph.uses[u].weight for u in join.operands} == {1 / 3}
+    dims = graph.rules[join.rule]
+    assert all(operand == dims.results[0] for operand in dims.operands)
+
+
+def test_every_use_is_at_the_address_where_the_program_reads_it() -> None:
+    def step(x, weights):
+        def body(h, w):
+            h, total = h
+            return (jax.jit(jnp.tanh)(h @ w), total + h.sum()), (h.mean(0), h)
+
+        return jax.lax.scan(jax.checkpoint(body), (x, 0.0), weights)
+
+    graph, trace = graph_of(step, array(4, 8), array(5, 8, 8))
+    for use in graph.uses:
+        where, site, index = use.address
+        jaxpr, eqn = compat.open_jaxpr(trace.jaxpr), None
+        for depth, number in enumerate(site):
+            if depth % 2 == 0:
+                eqn = jaxpr.eqns[number]
+            else:
+                jaxpr, eqn = compat.subjaxprs(eqn)[number].jaxpr, None
+        found = {"operand": lambda: eqn.invars, "output": lambda: jaxpr.outvars}[where]()[index]
+        assert found.aval.shape == graph.values[use.value].shape, use

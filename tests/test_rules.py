@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from autoplan import compat
-from autoplan.layouts import PARTIAL
-from autoplan.rules import Rule, flops_of, rules_of
+from autoplan.layouts import PARTIAL, to_spec
+from autoplan.plan import to_partition_spec
+from autoplan.rules import Rule, compose, flops_of, rules_of
 from autoplan.strategies import CARRY, NONE, enumerate_strategies
 
 
@@ -137,3 +138,82 @@ def test_flops() -> None:
 
     conv, = equations(convolve, array(2, 8, 8, 4), array(3, 3, 2, 6))
     assert flops_of(conv, rules_of([conv])[0]) == 2 * np.prod((2, 8, 8, 6)) * 3 * 3 * 2
+
+
+def test_a_convolution_splits_batch_and_features_and_keeps_its_window() -> None:
+    def convolve(x, w):
+        return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    rule = rule_of("conv_general_dilated", convolve, array(8, 10, 10, 16), array(3, 3, 16, 32))
+    free = {f for f in range(len(rule.sizes)) if f not in rule.blocked}
+    assert sizes(rule, free) == [8, 16, 32] and sizes(rule, rule.reduction) == [16]
+
+
+def test_several_operations_are_composed_along_the_dims_they_share() -> None:
+    def softmax_of_product(x, w):
+        return jax.nn.softmax(x @ w)
+
+    composed = compat.lower_with_rules([(softmax_of_product, (array(8, 16), array(16, 32)))])
+    rule = compose(composed[0], [2, 2], [2])
+    ((rows,), (inner,)), ((inner_too,), (columns,)) = rule.operands
+    assert inner == inner_too and rule.results == (((rows,), (columns,)),)
+    assert rule.reduction == {inner}
+    # The normaliser reduces over the columns and is then broadcast along them: they are not split.
+    assert columns in rule.blocked and rows not in rule.blocked
+
+
+def test_a_dim_that_two_operations_split_in_other_ways_is_cut_into_the_factors_of_both() -> None:
+    def twice(x):
+        return x.reshape(2, 12).reshape(24).reshape(4, 6)
+
+    (found,) = compat.lower_with_rules([(twice, (array(24),))])
+    rule = compose(found, [1], [2])
+    assert [rule.sizes[f] for f in rule.operands[0][0]] == [2, 2, 6]
+    assert [[rule.sizes[f] for f in dim] for dim in rule.results[0]] == [[2, 2], [6]]
+    first, second, third = rule.operands[0][0]
+    assert rule.results[0] == ((first, second), (third,))
+
+
+def differential_cases() -> list:
+    rng = np.random.default_rng(0)
+
+    def normal(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape, dtype=np.float32)
+
+    rows = rng.integers(0, 16, (8,)).astype(np.int32)
+    return [
+        ("dot_general", lambda x, y: jnp.einsum("bij,bjk->bik", x, y), (normal(2, 8, 4), normal(2, 4, 8))),
+        ("gather", lambda x, i: x[i], (normal(16, 8), rows)),
+        ("scatter-add", lambda x, i, u: x.at[i].add(u), (normal(16, 8), rows, normal(8, 8))),
+        ("reshape", lambda x: x.reshape(4, 2, 8), (normal(8, 8),)),
+        ("reduce_max", lambda x: x.max(1), (normal(8, 16),)),
+        ("sort", lambda x: jnp.sort(x, axis=0), (normal(8, 16),)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("primitive", "fun", "args"), [pytest.param(*case, id=case[0]) for case in differential_cases()]
+)
+def test_every_strategy_computes_what_the_operation_does(primitive: str, fun: Callable, args: tuple) -> None:
+    """The partitioner is asked for exactly what a strategy means: operands and results in its layouts."""
+    eqn = next(e for e in equations(fun, *args) if e.primitive.name == primitive)
+    assert len(eqn.invars) == len(args)
+    rng, names, (rule,) = np.random.default_rng(1), ("x", "y"), rules_of([eqn])
+    options = enumerate_strategies(rule, (2, 4), primitive)
+    # An index operand keeps the values of `args`; its shape may have a trailing dim more.
+    values = [np.reshape(a, v.aval.shape) if np.size(a) == np.prod(v.aval.shape) else rng.random(v.aval.shape)
+              for a, v in zip(args, eqn.invars)]
+    alone = compat.eqn_function(eqn)
+    (expected,) = jax.jit(alone)(*values)
+    mesh = jax.make_mesh((2, 4), names, axis_types=(jax.sharding.AxisType.Auto,) * 2)
+
+    def sharding(layout, rank: int) -> jax.sharding.NamedSharding:
+        return jax.sharding.NamedSharding(mesh, to_partition_spec(to_spec(layout, rank, names)))
+
+    chosen = np.unique(np.linspace(1, len(options) - 1, 8).astype(int))
+    for s in chosen:
+        ins = tuple(sharding(o[s], np.ndim(v)) for o, v in zip(options.operands, values))
+        out = sharding(options.results[0][s], expected.ndim)
+        (actual,) = jax.jit(alone, in_shardings=ins, out_shardings=[out])(*values)
+        said = f"{options.choice[s]} {ins} {out}"
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5, err_msg=said)

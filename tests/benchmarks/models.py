@@ -106,7 +106,7 @@ def _norm(model: Model, x: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def _attention(model: Model, layer: dict, x: jax.Array) -> jax.Array:
-    """Causal attention on x [batch, length, width]; a key and value head serves heads / kv_heads query heads."""
+    """Causal attention on x [batch, length, width]; a key-value head serves heads / kv_heads query heads."""
     batch, length, width = x.shape
     q, k, v = (
         (x @ layer[name].astype(x.dtype)).reshape(batch, length, heads, model.head_width)

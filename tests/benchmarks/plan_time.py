@@ -3,8 +3,8 @@
     python tests/benchmarks/plan_time.py
     python tests/benchmarks/plan_time.py --models gpt-24 llama3-8b-32 --json rows.json
 
-Every case runs in a process of its own, so that its peak memory is its own. Times are wall-clock seconds beside
-whatever else the machine does; `trace` is what comes before the planner.
+Every case runs in a process of its own, so that its peak memory is its own. Times are wall-clock seconds
+beside whatever else the machine does; `trace` is what comes before the planner.
 """
 
 from __future__ import annotations
@@ -121,9 +121,10 @@ def table(rows: Sequence[dict]) -> str:
         if "error" in row:
             lines.append(f"{head}  failed: {row['error']}")
             continue
+        step_ms, memory_gib = row["step_time_s"] * 1e3, row["peak_memory_bytes"] / GIB
         lines.append(
-            f"{head} {row['total_s']:6.1f} s {row['peak_rss_bytes'] / GIB:5.1f} GiB "
-            f" {row['step_time_s'] * 1e3:6.0f} ms {row['peak_memory_bytes'] / GIB:5.1f} GiB  {row['status']}, gap {row['gap']:.2%}"
+            f"{head} {row['total_s']:6.1f} s {row['peak_rss_bytes'] / GIB:5.1f} GiB  {step_ms:6.0f} ms"
+            f" {memory_gib:5.1f} GiB  {row['status']}, gap {row['gap']:.2%}"
         )
         lines += [f"  {phase:20} {seconds:8.2f} s" for phase, seconds in row["phases_s"].items()]
     return "\n".join(lines)
