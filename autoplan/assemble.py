@@ -10,7 +10,7 @@ from . import layouts
 from .classics import Roles
 from .folding import TO_STATE, TO_VIEW, Arc
 from .fusion import FUSIBLE
-from .layouts import WHOLE, Layout, Spec
+from .layouts import WHOLE, Layout
 from .memory import MemoryModel
 from .plan import AGAIN, Collective, Constraint, LeafLayout
 from .problem import ClassProblem

@@ -12,15 +12,13 @@ import functools
 import itertools
 
 import jax
-from jax.extend import core as jex_core
 
 # `source_info_util` maps an equation's traceback to the user's frame. Would be replaced by a public
 # `JaxprEqn.source_info` accessor; there is none today.
-from jax._src import source_info_util
-
 # A jaxpr made by hand wants to say what it was made for. `jax.extend.core` has Jaxpr and DebugInfo, but the latter's
 # fields are not documented there.
-from jax._src import core
+from jax._src import core, source_info_util
+from jax.extend import core as jex_core
 
 # The MLIR bindings run Shardy's rule-populating pass. Would be replaced by a public way to ask JAX for an
 # operation's sharding rule (`custom_partitioning` only lets one *set* a rule).
@@ -130,7 +128,9 @@ def new_var(aval) -> Var:
 
 @functools.lru_cache(maxsize=4096)
 def _template_eqn(shape: tuple[int, ...], dtype, sharding: jax.sharding.Sharding) -> JaxprEqn:
-    constrain = lambda x: jax.lax.with_sharding_constraint(x, sharding)
+    def constrain(x):
+        return jax.lax.with_sharding_constraint(x, sharding)
+
     return jax.make_jaxpr(constrain)(jax.ShapeDtypeStruct(shape, dtype)).eqns[0]
 
 

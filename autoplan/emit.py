@@ -88,7 +88,8 @@ class _Emitter:
 def _set_apart(operands: list, k: int, eqns: list) -> None:
     """Puts operand `k` and another one of its equation behind a barrier: what is done to it from here on is not
     merged with what was done to it before, and waits until the other operand is there."""
-    other = next((i for i, v in enumerate(operands) if v is not operands[k] and not isinstance(v, compat.Literal)), None)
+    others = (i for i, v in enumerate(operands) if v is not operands[k] and not isinstance(v, compat.Literal))
+    other = next(others, None)
     if other is None or isinstance(operands[k], compat.Literal):
         return
     barrier = compat.barrier_eqn([operands[k], operands[other]])

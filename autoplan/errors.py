@@ -138,7 +138,7 @@ def check_divisible(
     Raises:
       PlanError (`kind`): names the leaf, dim, axes and sizes.
     """
-    where = dict(path=path, shape=shape, dtype=dtype, source=source)
+    where = {"path": path, "shape": shape, "dtype": dtype, "source": source}
     if len(spec) > len(shape):
         raise kind(
             "a layout has at most one entry per dim",

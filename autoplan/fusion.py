@@ -13,8 +13,8 @@ from .graph import Graph
 # Operations that XLA fuses into what reads them. Everything else writes its result out.
 FUSIBLE = frozenset("""
 abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type broadcast_in_dim cbrt ceil clamp complex
-conj convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expand_dims expm1 floor ge gt imag
-integer_pow iota is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not or pad pow
+conj convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expand_dims expm1 floor ge gt
+imag integer_pow iota is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not or pad pow
 random_wrap random_unwrap real reduce_precision rem reshape rev round rsqrt select_n shift_left
 shift_right_arithmetic shift_right_logical sign sin sinh slice sqrt square squeeze stop_gradient sub tan tanh xor
 random_bits threefry2x32 one_minus_square optimization_barrier sharding_constraint transpose

@@ -253,7 +253,7 @@ class _Builder:
             self.use(node, operands[k], Address("operand", site, k), weight)
             slices.append(value)
         outs = self.walk_region(body, [*operands[:num_consts], *(v for _, v in carries), *slices], (*site, 0), inner)
-        for k, (node, value) in enumerate(carries):
+        for k, (node, _) in enumerate(carries):
             if outs[k] is not None:
                 self.use(node, outs[k], Address("output", (*site, 0), k), inner)
         results = [value for _, value in carries]
@@ -361,7 +361,8 @@ def _freeze(builder: _Builder, inputs, outputs) -> Graph:
         rules[i] = rule
     flops = [0.0 if eqn is None else flops_of(eqn, rule) for eqn, rule in zip(eqns, rules)]
     nodes = tuple(Node(i, d.kind, r, d.key, d.weight, d.position, tuple(d.operands), tuple(d.results), d.name,
-                       d.source, flops[r], d.dtype, d.region) for i, (d, r) in enumerate(zip(builder.drafts, rule_of_draft)))
+                       d.source, flops[r], d.dtype, d.region)
+                  for i, (d, r) in enumerate(zip(builder.drafts, rule_of_draft)))
     uses_of: list[list[int]] = [[] for _ in builder.values]
     for i, use in enumerate(builder.uses):
         uses_of[use.value].append(i)

@@ -7,9 +7,9 @@ several axes is split in mesh order, first axis major. Sets of layouts are int8 
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 import itertools
 import math
-from collections.abc import Sequence
 
 import numpy as np
 

@@ -7,10 +7,10 @@ a memory row for every program point that can be the peak.
 """
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+import math
+import time
 
 import jax
 import numpy as np
@@ -159,7 +159,7 @@ def _solve_shape(setting: Setting, shape, names, layout: str, before: Sequence[O
             continue
         best = min((o.cost_s for o in [*before, *outcomes]), default=math.inf)
         outcomes.append(_solve(setting, shell, memory, name, names, masks=restrict(shell, setting.roles, parts),
-                               cutoff=HOPELESS * best, within_memory=False))
+                               cutoff=HOPELESS * best, compared_only=True))
     setting.phases.end("classic layouts")
     cutoff = min((o.cost_s for o in [*before, *outcomes]), default=math.inf)
     start = min(outcomes, key=lambda o: o.cost_s, default=None)
@@ -189,23 +189,23 @@ def _whole_batch_notes(setting: Setting, inputs: Sequence[LeafLayout]) -> list[s
     """Batches that lie whole on every device because no axis divides them."""
     found = [inputs[i] for i in batched_inputs(setting.trace, setting.roles.inputs)]
     devices = setting.cluster.num_devices
-    return [f"{leaf.path} is whole on every device: its batch of {leaf.shape[0]} is no multiple of the {devices} devices; "
-            f"pad it to {-(-leaf.shape[0] // devices) * devices} to split it"
+    return [f"{leaf.path} is whole on every device: its batch of {leaf.shape[0]} is no multiple of the {devices} "
+            f"devices; pad it to {-(-leaf.shape[0] // devices) * devices} to split it"
             for leaf in found if not any(leaf.spec) and leaf.shape[0] % devices]
 
 
 def _solve(setting: Setting, shell: ClassProblem, memory: MemoryModel, name: str, axis_names, *,
            masks: Sequence[np.ndarray] | None = None, cutoff: float = math.inf, initial=None,
-           within_memory: bool = True) -> Outcome:
-    """The best choice, and unless `within_memory` is off, the best that fits if that one does not."""
+           compared_only: bool = False) -> Outcome:
+    """The best choice, or if that does not fit, the best that does. `compared_only`: a good choice is enough, and it
+    need not fit."""
     problem, limit = shell.problem, setting.limit_bytes
     if masks is not None:
         costs = tuple(np.where(mask, cost, np.inf) for mask, cost in zip(masks, problem.node_costs))
         problem = replace(problem, node_costs=costs)
 
     few = sum(int(np.isfinite(cost).sum()) for cost in problem.node_costs) <= FEW_STRATEGIES
-    effort = {"budget_s": setting.left_s, "cutoff": cutoff, "initial": initial,
-              "gap": PROVED_GAP / 2 if few else SEARCH_GAP}
+    effort = {"cutoff": cutoff, "initial": initial, "gap": PROVED_GAP / 2 if few else SEARCH_GAP}
 
     def outcome(solution: Solution) -> Outcome:
         if solution.choice is None:
@@ -214,12 +214,12 @@ def _solve(setting: Setting, shell: ClassProblem, memory: MemoryModel, name: str
         return Outcome(name, tuple(axis_names), shell.machine.shape, scored, solution,
                        scored.peak_memory_bytes <= limit * (1 + MEMORY_TOLERANCE))
 
-    free = outcome(solve(problem, **effort))
-    if free.fits or free.scored is None or not within_memory:
+    free = outcome(solve(problem, budget_s=setting.left_s, prove=not compared_only, **effort))
+    if free.fits or free.scored is None or compared_only:
         return free
     live = memory.rows()
     limited = replace(problem, buffers=memory.buffers, live=live, limits=np.full(live.shape[0], limit))
-    bound = outcome(solve(limited, **effort | {"budget_s": setting.left_s}))
+    bound = outcome(solve(limited, budget_s=setting.left_s, **effort))
     why = bound.solution.infeasibility
     if why is None or why.choice is None:
         return bound

@@ -11,7 +11,7 @@ so (`Rule.unknown`), which the plan reports.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 import math
 
 import jax
@@ -31,6 +31,7 @@ class Rule:
     reduction: frozenset[int] = frozenset()
     blocked: frozenset[int] = frozenset()
     unknown: str = ""  # the operation without a rule, for the report
+    together: frozenset[int] = frozenset()  # may be split only where no axis is left that splits nothing
 
     @property
     def elementwise(self) -> bool:
@@ -90,7 +91,44 @@ def _rule_of(eqn: compat.JaxprEqn, lowered: compat.LoweredFunction | None) -> Ru
     results = [getattr(v.aval, "shape", ()) for v in eqn.outvars]
     if lowered is None:
         return replicated(operands, results, eqn.primitive.name)
-    return compose(lowered, [len(s) for s in operands], [len(s) for s in results])
+    rule = compose(lowered, [len(s) for s in operands], [len(s) for s in results])
+    return _computed_right(eqn, rule) if eqn.primitive.name == "conv_general_dilated" else rule
+
+
+def _computed_right(eqn: compat.JaxprEqn, rule: Rule) -> Rule:
+    """A convolution's rule without what XLA's SPMD partitioner computes wrongly or dies of (tried with jaxlib 0.10.2
+    and 0.12.0.1, on every strategy of some fifty convolutions):
+
+    - dims of the window split in a weight gradient: the sum is off by a factor where an axis is left over;
+    - the batch of a grouped convolution's weight gradient: likewise, unless every axis splits something;
+    - the features of a grouped convolution: wrong values or a failed check in `CreateShardedConvolution`, but for
+      the groups of a depthwise one with a window.
+    """
+    if len(rule.operands) < 2:  # a literal operand: nothing is known about which one is left
+        return replace(rule, blocked=frozenset(range(len(rule.sizes))))
+    numbers, params = eqn.params["dimension_numbers"], eqn.params
+    left, right = rule.operands
+    blocked = {f for d in numbers.lhs_spec[2:] for f in left[d]} | {f for d in numbers.rhs_spec[2:] for f in right[d]}
+    if params["batch_group_count"] == params["feature_group_count"] == 1:
+        return replace(rule, blocked=rule.blocked | blocked)
+    batch = set(left[numbers.lhs_spec[1 if params["batch_group_count"] > 1 else 0]])
+    groups = _depthwise_factors(eqn, rule)
+    blocked |= set(range(len(rule.sizes))) - batch - groups
+    return replace(rule, blocked=rule.blocked | blocked, together=rule.reduction - blocked)
+
+
+def _depthwise_factors(eqn: compat.JaxprEqn, rule: Rule) -> set[int]:
+    """The factors of the groups, if there is one group per feature, and a window."""
+    numbers, params = eqn.params["dimension_numbers"], eqn.params
+    left, right = (v.aval.shape for v in eqn.invars)
+    if params["batch_group_count"] > 1:
+        window, dim = eqn.outvars[0].aval.shape, numbers.lhs_spec[0]
+        taps = math.prod(window[d] for d in numbers.out_spec[2:])
+        alone = params["batch_group_count"] == left[dim] == right[numbers.rhs_spec[0]]
+    else:
+        taps, dim = math.prod(right[d] for d in numbers.rhs_spec[2:]), numbers.lhs_spec[1]
+        alone = params["feature_group_count"] == left[dim] == right[numbers.rhs_spec[0]]
+    return set(rule.operands[0][dim]) if alone and taps > 1 else set()
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -152,9 +190,9 @@ class _Factors:
             x, y = clash
             if self.sizes[x] == self.sizes[y]:
                 self.parent[y] = x
-            elif self.sizes[x] > self.sizes[y] and self.sizes[x] % self.sizes[y] == 0:
+            elif self.sizes[x] > self.sizes[y] > 0 and self.sizes[x] % self.sizes[y] == 0:
                 self._split(x, self.sizes[y])
-            elif self.sizes[y] > self.sizes[x] and self.sizes[y] % self.sizes[x] == 0:
+            elif self.sizes[y] > self.sizes[x] > 0 and self.sizes[y] % self.sizes[x] == 0:
                 self._split(y, self.sizes[x])
             else:
                 self.mark(a + b, self.blocked)

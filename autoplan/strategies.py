@@ -39,7 +39,7 @@ class Strategies:
     def __len__(self) -> int:
         return len(self.choice)
 
-    def keep(self, mask: np.ndarray) -> "Strategies":
+    def keep(self, mask: np.ndarray) -> Strategies:
         return Strategies(self.choice[mask], tuple(o[mask] for o in self.operands),
                           tuple(r[mask] for r in self.results), self.splits[mask])
 
@@ -85,7 +85,10 @@ def _valid(rule: Rule, choice: np.ndarray, axis_sizes: Sequence[int]) -> np.ndar
     for f, size in enumerate(rule.sizes):
         parts[f] = np.where(choice == f, sizes, 1).prod(axis=1)
         good &= (parts[f] == 1) | ((size % parts[f] == 0) & (parts[f] <= size))
-    for dims in {dims for dims in (*rule.operands, *rule.results)}:
+    if rule.together:
+        idle = ((choice == NONE) & (sizes > 1)).any(axis=1)
+        good &= ~(idle & np.isin(choice, list(rule.together)).any(axis=1))
+    for dims in {*rule.operands, *rule.results}:
         for dim in dims:
             for major, minor in itertools.combinations(dim, 2):
                 good &= _nested(choice, parts, rule.sizes, major, minor)

@@ -7,9 +7,9 @@ v5e:4x4        one TPU slice with a torus of 4 x 4 chips
 cpu:8          8 simulated devices on one CPU
 """
 
+from dataclasses import dataclass
 import math
 import re
-from dataclasses import dataclass
 
 from .cpu import MEASURED, cpu_device
 from .devices import ALIASES, DEVICE_KINDS, DEVICES, DeviceSpec

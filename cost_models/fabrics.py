@@ -1,7 +1,7 @@
 """Links of known machines, as data with sources: ICI tori, NVLink hosts, and the networks between them."""
 
-import math
 from dataclasses import dataclass
+import math
 
 from .topology import Level
 

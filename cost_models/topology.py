@@ -25,8 +25,8 @@ that (W. Dally, B. Towles: Principles and practices of interconnection networks,
 all-to-all).
 """
 
-import math
 from dataclasses import dataclass
+import math
 
 import numpy as np
 

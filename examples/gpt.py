@@ -13,13 +13,13 @@ and with the three classic layouts.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 import json
 import os
+from pathlib import Path
 import statistics
 import sysconfig
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 if not os.environ.get("JAX_PLATFORMS") and "device_count" not in os.environ.get("XLA_FLAGS", ""):
     os.environ["JAX_PLATFORMS"] = "cpu"
@@ -27,10 +27,10 @@ if not os.environ.get("JAX_PLATFORMS") and "device_count" not in os.environ.get(
         f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
     )
 
+from flax import nnx
 import jax
 import numpy as np
 import optax
-from flax import nnx
 
 import autoplan
 

@@ -11,16 +11,15 @@ programming approach to max-sum problem").
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 import ctypes
+from dataclasses import dataclass, field
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 import numpy as np
-import scipy.sparse as sp
 from ortools.math_opt import (
     callback_pb2,
     model_parameters_pb2,
@@ -31,6 +30,7 @@ from ortools.math_opt import (
 )
 from ortools.math_opt.core.python import solver as math_opt
 from pybind11_abseil.status import StatusNotOk
+import scipy.sparse as sp
 
 from .model import Model, model_of
 from .problem import Problem

@@ -6,9 +6,9 @@ is good enough is known or because the caller's cutoff says so. What cannot cost
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+import time
 
 import numpy as np
 
@@ -66,7 +66,8 @@ def threshold(cost: float, gap: float) -> float:
 class Search:
     """What is known about one model while it is solved. `best`: positions in the model given, or None.
 
-    `ceiling`: choices at or above it are of no interest to the caller. `bound` holds for all choices of the
+    `ceiling`: choices at or above it are of no interest to the caller. `prove`: whether to go on when a good
+    choice is known but the gap is not closed. `bound` holds for all choices of the
     model, or is at least the threshold. `trace`: what was done, a line each.
     """
 
@@ -74,6 +75,7 @@ class Search:
     ceiling: float
     gap: float
     clock: Clock
+    prove: bool = True
     best: np.ndarray | None = None
     cost: float = np.inf
     bound: float = -np.inf
@@ -252,6 +254,9 @@ def _finish(search: Search, ladder: Ladder) -> Search:
     for share in KERNELS:
         if search.bound >= search.threshold:
             return search.end("HiGHS")
+        if not search.prove and search.best is not None:
+            search.detail = "no proof was asked for"
+            break
         if search.clock.left_s <= 0:
             search.detail = search.detail or "out of time"
             break

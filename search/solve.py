@@ -9,8 +9,8 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
+import time
 
 import numpy as np
 
@@ -47,23 +47,23 @@ def solve(
     cutoff: float = np.inf,
     initial: np.ndarray | None = None,
     gap: float = 1e-6,
-    seed: int = 0,
+    prove: bool = True,
 ) -> Solution:
     """The least-cost choice of `problem`.
 
     budget_s: wall-clock limit in seconds (None: none; with one, where it stops depends on the machine).
-    cutoff: stop with CUTOFF once nothing can cost less. initial: a known choice [N] to start from. gap:
-    relative optimality tolerance, (cost - bound) / |cost|. seed: kept for solvers that draw random numbers;
-    none does at present. Raises ValueError for an `initial` of the wrong shape.
+    cutoff: stop with CUTOFF once nothing can cost less (if `initial` costs just that, it is the answer).
+    initial: a known choice [N] to start from. gap: relative optimality tolerance, (cost - bound) / |cost|.
+    prove: False stops after the LP relaxation and the program over its support, with what gap there is.
+    Raises ValueError for an `initial` of the wrong shape.
     """
-    del seed
     clock, incumbent, base = Clock(time.perf_counter(), budget_s), _Incumbent(problem), base_model(problem)
     incumbent.offer(initial)
     rows, bound = np.zeros(0, dtype=np.int64), -np.inf
     starts = [] if initial is None else [problem.checked_choice(initial)]
     while True:
         ceiling = min(cutoff, threshold(incumbent.cost, gap))
-        search = solve_model(Search(with_rows(base, problem, rows), ceiling, gap, clock), starts)
+        search = solve_model(Search(with_rows(base, problem, rows), ceiling, gap, clock, prove), starts)
         bound = max(bound, search.bound)
         held = incumbent.offer(search.best)
         if (
@@ -95,7 +95,7 @@ def _ended(
     incumbent: _Incumbent, cutoff: float, bound: float, gap: float, clock: Clock, search: Search
 ) -> Solution:
     """The search was exhausted: optimal, cut off, or nothing is allowed."""
-    if incumbent.cost < cutoff:
+    if incumbent.choice is not None and incumbent.cost <= cutoff:
         bound = min(bound, incumbent.cost)
         text = f"proven optimal to a relative gap of {gap:g} by {search.method}"
         return Solution(
@@ -107,7 +107,7 @@ def _ended(
             Status.CUTOFF,
             incumbent.choice,
             incumbent.cost,
-            max(bound, cutoff),
+            bound,
             clock.seconds,
             text,
             search.method,
@@ -130,13 +130,14 @@ def _does_not_fit(problem: Problem, phase: Excess, clock: Clock) -> Solution:
 
 
 def _stopped(incumbent: _Incumbent, bound: float, clock: Clock, search: Search) -> Solution:
-    """Out of time, or the solver gave up."""
+    """Out of time, no proof asked for, or the solver gave up."""
     if incumbent.choice is None:
         text = f"stopped without a choice that fits ({search.detail}); give a larger budget_s"
         return Solution(Status.TIME_LIMIT, None, np.inf, bound, clock.seconds, text, search.method)
     bound = min(bound, incumbent.cost)
     reached = relative_gap(incumbent.cost, bound)
-    text = f"stopped at a gap of {reached:.2%} ({search.detail}); give a larger budget_s"
+    action = "give a larger budget_s" if search.prove else "ask for a proof"
+    text = f"stopped at a gap of {reached:.2%} ({search.detail}); {action}"
     return Solution(
         Status.FEASIBLE, incumbent.choice, incumbent.cost, bound, clock.seconds, text, search.method
     )

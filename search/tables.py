@@ -27,7 +27,7 @@ class Table:
         return len(self.rows), len(self.cols)
 
     @property
-    def T(self) -> Table:  # noqa: N802 (as numpy's)
+    def T(self) -> Table:
         return Table(self.cols, self.rows, self.core.T)
 
     def dense(self) -> np.ndarray:

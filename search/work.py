@@ -65,7 +65,7 @@ class Reduction:
         return out
 
 
-class Infeasible(Exception):  # noqa: N818 (control flow inside presolve, never leaves it)
+class Infeasible(Exception):
     """Nothing is allowed."""
 
 

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 import contextlib
+import dataclasses
 import functools
 from typing import Any
 import warnings
 
 import jax
 import numpy as np
-import programs
-from programs.base import leaves
 import pytest
 
 import autoplan
+from autoplan import planner
+from autoplan.search import Problem, Solution, solve
+import programs
+from programs.base import leaves
 
 STEPS = 3
 LAYOUTS = ("auto", "data", "fsdp", "tensor")
@@ -137,6 +140,39 @@ def test_same_as_plain(name: str, layout: str, count: int, mesh: tuple[int, ...]
             assert not kept, f"step {i} did not take the donated arrays {kept}"
         for leaf in jax.tree.leaves(state):
             assert len(leaf.sharding.device_set) == count
+
+
+def _with_random_costs(problem: Problem, seed: int) -> Problem:
+    """The same choices and the same forbidden pairs, at costs that mean nothing."""
+    rng = np.random.default_rng(seed)
+
+    def shuffled(costs: np.ndarray) -> np.ndarray:
+        return np.where(np.isfinite(costs), rng.random(costs.shape), np.inf)
+
+    return dataclasses.replace(
+        problem,
+        node_costs=tuple(map(shuffled, problem.node_costs)),
+        edge_costs=tuple(0.1 * shuffled(cost) for cost in problem.edge_costs),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [("mlp", (2, 4)), ("mlp", (2, 2, 2)), ("transformer_scan", (2, 2, 2)), ("resnet_group", (2, 4))],
+)
+def test_any_plan_computes_the_same(name: str, mesh: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also plans that no cost model would choose: layouts drawn at random, resharded at every other use."""
+
+    def drawn(problem: Problem, **kwargs: Any) -> Solution:
+        found = solve(_with_random_costs(problem, seed=len(mesh)), prove=False)
+        return dataclasses.replace(found, cost=problem.evaluate(found.choice).cost)
+
+    monkeypatch.setattr(planner, "solve", drawn)
+    this, state, batch = program(name), new_state(name), program(name).next_batch(0)
+    step = autoplan.parallelize(this.step, cluster="cpu:8", mesh_shape=mesh, memory="1TiB")
+    state, aux = this.advance(step, state, batch)
+    assert_same(leaves((state, aux)), plain_steps(name)[0], 0)
 
 
 @pytest.mark.endtoend

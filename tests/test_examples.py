@@ -11,7 +11,7 @@ import sys
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SMALL = "--width 32 --layers 1 --length 16 --batch 8 --steps 3 --rounds 1".split()
+SMALL = ["--width", "32", "--layers", "1", "--length", "16", "--batch", "8", "--steps", "3", "--rounds", "1"]
 
 
 def run(*command: str, **environment: str) -> str:

@@ -180,5 +180,5 @@ def test_every_use_is_at_the_address_where_the_program_reads_it() -> None:
                 eqn = jaxpr.eqns[number]
             else:
                 jaxpr, eqn = compat.subjaxprs(eqn)[number].jaxpr, None
-        found = {"operand": lambda: eqn.invars, "output": lambda: jaxpr.outvars}[where]()[index]
+        found = (eqn.invars if where == "operand" else jaxpr.outvars)[index]
         assert found.aval.shape == graph.values[use.value].shape, use

@@ -74,7 +74,8 @@ def test_a_batch_that_does_not_divide_is_refused_where_it_must_be_split(layout: 
     with pytest.raises(autoplan.PlanError) as refused:
         plan_of(*arguments(12), layout=layout)
     message = str(refused.value)
-    assert all(word in message for word in ("x (float32[12, 256])", "dim 0", "axis 'x'", "12", "8", "16", "test_planner.py"))
+    words = ("x (float32[12, 256])", "dim 0", "axis 'x'", "12", "8", "16", "test_planner.py")
+    assert all(word in message for word in words)
 
 
 def test_a_batch_that_stays_whole_is_noted() -> None:

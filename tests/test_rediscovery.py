@@ -11,12 +11,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from programs.base import cross_entropy, layer_norm
-from programs.moe import expert_layer
 
 import autoplan
 from autoplan.cost_models import Cluster, parse_cluster
 from autoplan.plan import LeafLayout, Plan
+from programs.base import cross_entropy, layer_norm
+from programs.moe import expert_layer
 
 N = 8
 

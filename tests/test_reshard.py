@@ -55,7 +55,9 @@ def test_one_axis(before: tuple, after: tuple, kind: str | None, sent: float) ->
 
 
 @pytest.mark.parametrize(("before", "after", "sent"), [
-    ((0, 0), (WHOLE, WHOLE), 7 / 8), ((PARTIAL, PARTIAL), (WHOLE, WHOLE), 2 * 7 / 8), ((PARTIAL, PARTIAL), (0, 0), 7 / 8),
+    ((0, 0), (WHOLE, WHOLE), 7 / 8),
+    ((PARTIAL, PARTIAL), (WHOLE, WHOLE), 2 * 7 / 8),
+    ((PARTIAL, PARTIAL), (0, 0), 7 / 8),
 ])
 def test_two_axes_send_what_one_axis_of_their_product_does(before: tuple, after: tuple, sent: float) -> None:
     (transfer,) = collectives_between(8e6, before, after, machine(2, 4))

@@ -217,3 +217,53 @@ def test_every_strategy_computes_what_the_operation_does(primitive: str, fun: Ca
         (actual,) = jax.jit(alone, in_shardings=ins, out_shardings=[out])(*values)
         said = f"{options.choice[s]} {ins} {out}"
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5, err_msg=said)
+
+
+def grouped(groups: int, features: int, window: int) -> tuple[Callable, tuple]:
+    """(a step that gives value, weight gradient and input gradient of a grouped convolution, its arguments)"""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((8, 8, 8, features), dtype=np.float32)
+    w = rng.standard_normal((window, window, features // groups, features), dtype=np.float32)
+
+    def step(x, w):
+        def convolve(x, w):
+            return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"),
+                                                feature_group_count=groups)
+
+        out, pull = jax.vjp(convolve, x, w)
+        return out, *pull(out)
+
+    return step, (x, w)
+
+
+@pytest.mark.parametrize(("groups", "window"), [(16, 3), (4, 3), (4, 1), (1, 3)])
+@pytest.mark.parametrize("shape", [(8,), (2, 4)])
+def test_no_strategy_of_a_convolution_is_one_that_xla_computes_wrongly(groups: int, window: int, shape: tuple) -> None:
+    """XLA's partitioner gives wrong sums, or aborts, for many splits of grouped convolutions and their gradients."""
+    step, args = grouped(groups, 16, window)
+    names = ("x", "y")[:len(shape)]
+    mesh = jax.make_mesh(shape, names, axis_types=(jax.sharding.AxisType.Auto,) * len(shape))
+    rng = np.random.default_rng(1)
+    for eqn in (e for e in equations(step, *args) if e.primitive.name == "conv_general_dilated"):
+        (rule,), alone = rules_of([eqn]), compat.eqn_function(eqn)
+        options = enumerate_strategies(rule, shape, eqn.primitive.name)
+        assert len(options) > 1, "the batch, at least, may be split over all axes"
+        values = [rng.standard_normal(v.aval.shape, dtype=np.float32) for v in eqn.invars]
+        (expected,) = jax.jit(alone)(*values)
+
+        def sharding(layout, rank: int) -> jax.sharding.NamedSharding:
+            return jax.sharding.NamedSharding(mesh, to_partition_spec(to_spec(layout, rank, names)))
+
+        for s in range(1, len(options)):
+            ins = tuple(sharding(o[s], v.ndim) for o, v in zip(options.operands, values))
+            out = sharding(options.results[0][s], expected.ndim)
+            (actual,) = jax.jit(alone, in_shardings=ins, out_shardings=[out])(*values)
+            np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-3, err_msg=f"{options.choice[s]}")
+
+
+def test_empty_arrays_have_rules() -> None:
+    (rule,) = rules_of(equations(lambda x: jnp.concatenate([x[:0], x]), array(8, 4))[-1:])
+    assert len(rule.results) == 1
+    jax.eval_shape(lambda x: jax.lax.associative_scan(jnp.add, x), array(8, 4))
+    found = rules_of(equations(lambda x: jax.lax.associative_scan(jnp.add, x), array(8, 4)))
+    assert all(len(r.results) >= 1 for r in found)

@@ -10,7 +10,8 @@ from flax.training import train_state
 import jax
 from jax.extend import core as jex_core
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec as P
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 import numpy as np
 import optax
 import pytest

@@ -22,7 +22,7 @@ import time
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from models import Model, gpt, llama3_8b, step_and_arguments  # noqa: E402
+from models import Model, gpt, llama3_8b, step_and_arguments
 
 GIB = 2**30
 

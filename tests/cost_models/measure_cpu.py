@@ -25,7 +25,7 @@ def measure(function, argument, chain: int, repeats: int) -> dict[str, float]:
         function(argument).block_until_ready()
         times.append((time.perf_counter() - start) / chain)
     low, median, high = statistics.quantiles(times, n=4)
-    return dict(time_s=median, least_s=min(times), spread=(high - low) / median)
+    return {"time_s": median, "least_s": min(times), "spread": (high - low) / median}
 
 
 def show(times: dict[str, float]) -> str:
@@ -137,7 +137,7 @@ def main() -> None:
     measure_collectives(jax, arguments.devices, arguments.repeats, rows)
     if arguments.json:
         with open(arguments.json, "w") as file:
-            json.dump(dict(jax=jax.__version__, rows=rows), file, indent=1)
+            json.dump({"jax": jax.__version__, "rows": rows}, file, indent=1)
 
 
 if __name__ == "__main__":

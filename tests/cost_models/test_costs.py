@@ -101,7 +101,7 @@ def test_collectives_check_their_arguments() -> None:
 
 
 def test_roofline() -> None:
-    halves = dict(matmul_efficiency=0.5, memory_efficiency=0.5, op_overhead_s=1e-6)
+    halves = {"matmul_efficiency": 0.5, "memory_efficiency": 0.5, "op_overhead_s": 1e-6}
     device = dataclasses.replace(DEVICES["H100"], **halves)
     assert compute_time_s(device, 989.4e12, "bfloat16", 0) == pytest.approx(2.0, rel=1e-5)
     assert compute_time_s(device, 0, "bfloat16", 3.35e12) == pytest.approx(2.0, rel=1e-5)

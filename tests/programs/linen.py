@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
 from flax import linen as nn
 from flax.training.train_state import TrainState
+import jax
+import jax.numpy as jnp
 
 from .base import Program, adamw, cross_entropy, tokens
 

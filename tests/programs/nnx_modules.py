@@ -4,8 +4,8 @@ them.
 
 from __future__ import annotations
 
-import jax
 from flax import nnx
+import jax
 
 from .base import Program, adamw, cross_entropy, tokens
 

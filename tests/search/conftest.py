@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from autoplan.search import Buffer, Problem, brute_force
 
 COUNT = 400

@@ -1,6 +1,7 @@
 """The dual ascent certifies: its bound and margins never exceed what brute force finds, at any prices."""
 
 import numpy as np
+
 from autoplan.search import Status, brute_force
 from autoplan.search.ascent import Ascent
 from autoplan.search.highs import program_of, run_highs

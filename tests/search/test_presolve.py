@@ -1,10 +1,11 @@
 """Every presolve step alone, in pairs, and all together, against brute force."""
 
-import itertools
 from dataclasses import replace
+import itertools
 
 import numpy as np
 import pytest
+
 from autoplan.search import Problem, Status, brute_force
 from autoplan.search.model import model_of, problem_of
 from autoplan.search.presolve import STEPS, presolve

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from autoplan.search import Buffer, Problem, brute_force, solve
 from autoplan.search.tables import add, compress, distinct_rows, min_plus, take
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from autoplan.search import Problem, Status, solve, solve_highs
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from autoplan.search import Status, solve, solve_highs
 
 
@@ -51,6 +52,36 @@ def test_cutoff(tiny_problems):
         below, above = solve(problem, cutoff=wanted.cost - step), solve(problem, cutoff=wanted.cost + step)
         assert below.status is Status.CUTOFF and below.bound >= wanted.cost - step, seed
         assert above.status is Status.OPTIMAL and _close(above.cost, wanted.cost), seed
+
+
+def test_a_start_that_costs_the_cutoff_is_the_answer_and_its_bound_is_proven(tiny_problems):
+    """With a gap to fill, a start slightly dearer than the optimum may be kept; the bound must not claim more."""
+    seen = 0
+    for seed, (problem, wanted) in enumerate(tiny_problems[:200]):
+        if wanted.status is not Status.OPTIMAL or wanted.cost <= 0:
+            continue
+        for node, count in enumerate(problem.num_strategies):
+            for other in range(count):
+                start = wanted.choice.copy()
+                start[node] = other
+                found = problem.evaluate(start)
+                if not found.feasible or found.cost > 1.1 * wanted.cost:
+                    continue
+                got = solve(problem, initial=start, cutoff=found.cost, gap=0.2)
+                assert got.status is Status.OPTIMAL and got.cost <= found.cost, seed
+                assert got.cost * 0.8 * (1 - 1e-9) <= got.bound <= wanted.cost * (1 + 1e-9), seed
+                seen += 1
+    assert seen >= 200
+
+
+def test_without_a_proof_the_bound_still_holds(tiny_problems):
+    for seed, (problem, wanted) in enumerate(tiny_problems[:200]):
+        if wanted.choice is None:
+            continue
+        got = solve(problem, prove=False)
+        assert problem.evaluate(got.choice).feasible, seed
+        assert got.bound <= wanted.cost + 1e-9 and wanted.cost <= got.cost + 1e-9, seed
+        assert got.status in (Status.OPTIMAL, Status.FEASIBLE), seed
 
 
 def test_initial_choice(tiny_problems):
