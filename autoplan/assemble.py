@@ -31,6 +31,15 @@ class Scored:
         return float(self.shell.problem.cost(self.choice))
 
     @property
+    def compute_time_s(self) -> float:
+        return float(sum(seconds[s] for seconds, s in zip(self.shell.compute_s, self.choice)))
+
+    @property
+    def communication_time_s(self) -> float:
+        """What the collectives take: all of the step that is not computing."""
+        return max(self.step_time_s - self.compute_time_s, 0.0)
+
+    @property
     def peak_memory_bytes(self) -> float:
         return float(self.memory.profile(self.choice, self.shell.problem.edge_nodes).max(initial=0.0))
 

@@ -45,7 +45,7 @@ def compress(matrix: np.ndarray) -> Table:
 
 
 def tidy(rows: np.ndarray, cols: np.ndarray, core: np.ndarray) -> Table:
-    """A table whose classes are all used and all different, numbered by first use."""
+    """A table whose classes are all used and all different."""
     row_first, row_class = _used(rows, len(core))
     core = core[row_first]
     col_first, col_class = _used(cols, core.shape[1])
@@ -75,9 +75,11 @@ def distinct_rows(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return np.zeros(1, dtype=np.int64), np.zeros(count, dtype=np.int64)
     bits = np.ascontiguousarray(matrix + 0.0).view(np.uint64)  # + 0.0 turns -0.0 into 0.0
     bits = (bits ^ (bits >> np.uint64(32))) * _multipliers(width)
-    first, kind = _renumber(
-        np.unique((bits ^ (bits >> np.uint64(29))).sum(axis=1), return_index=True, return_inverse=True)
-    )
+    hashes = (bits ^ (bits >> np.uint64(29))).sum(axis=1)
+    ordered = np.sort(hashes)
+    if (ordered[1:] != ordered[:-1]).all():
+        return np.arange(count), np.arange(count)
+    first, kind = _renumber(np.unique(hashes, return_index=True, return_inverse=True))
     if len(first) < count and not np.array_equal(matrix[first[kind]], matrix):  # two rows with one hash
         first, kind = _renumber(np.unique(matrix + 0.0, axis=0, return_index=True, return_inverse=True))
     return first, kind
@@ -119,12 +121,14 @@ def add(a: Table, b: Table) -> Table:
 
 
 def take(table: Table, rows: np.ndarray | None, cols: np.ndarray | None) -> Table:
-    """The table of some rows and columns (index or mask; None keeps all)."""
-    return tidy(
-        table.rows if rows is None else table.rows[rows],
-        table.cols if cols is None else table.cols[cols],
-        table.core,
-    )
+    """The tidy table of some rows and columns (index or mask; None keeps all) of a tidy one."""
+    some_rows = table.rows if rows is None else table.rows[rows]
+    some_cols = table.cols if cols is None else table.cols[cols]
+    row_first, _ = _used(some_rows, len(table.core))
+    col_first, _ = _used(some_cols, table.core.shape[1])
+    if (len(row_first), len(col_first)) == table.core.shape:  # all classes are still there: nothing to merge
+        return Table(some_rows, some_cols, table.core)
+    return tidy(some_rows, some_cols, table.core)
 
 
 def min_plus(left: np.ndarray, middle: np.ndarray, right: np.ndarray, block: int = 1 << 18) -> np.ndarray:
