@@ -31,13 +31,15 @@ class Scored:
         return float(self.shell.problem.cost(self.choice))
 
     @property
-    def compute_time_s(self) -> float:
-        return float(sum(seconds[s] for seconds, s in zip(self.shell.compute_s, self.choice)))
-
-    @property
     def communication_time_s(self) -> float:
-        """What the collectives take: all of the step that is not computing."""
-        return max(self.step_time_s - self.compute_time_s, 0.0)
+        """Seconds in collectives; the rest of the step is computing, and writing what they bring."""
+        total = 0.0
+        for kind, (arc, weight) in self.shell.kinds.items():
+            given, wanted = self.shell.layouts_of(arc, self.choice)
+            if given != wanted:
+                moved = collectives_between(kind.full_bytes, given, wanted, self.shell.machine)
+                total += weight * sum(transfer.time_s for transfer in moved)
+        return total
 
     @property
     def peak_memory_bytes(self) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+import functools
 import math
 from typing import NamedTuple
 
@@ -99,6 +100,7 @@ class Graph:
     notes: tuple[str, ...]
 
 
+@functools.cache
 def itemsize_of(dtype) -> float:
     """Bytes per element; typed PRNG keys count their words, sub-byte integers their bits."""
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
@@ -107,6 +109,11 @@ def itemsize_of(dtype) -> float:
     if name in ("int4", "uint4", "float4_e2m1fn"):
         return 0.5
     return float(np.dtype(dtype).itemsize)
+
+
+@functools.cache
+def _name_of(dtype) -> str:
+    return str(dtype)
 
 
 @dataclass
@@ -146,7 +153,7 @@ class _Builder:
     def result(self, node: int, aval, address: Address) -> int:
         draft = self.drafts[node]
         shape, dtype = tuple(getattr(aval, "shape", ())), getattr(aval, "dtype", np.dtype(np.int32))
-        self.values.append(Value(len(self.values), shape, itemsize_of(dtype), str(dtype), node,
+        self.values.append(Value(len(self.values), shape, itemsize_of(dtype), _name_of(dtype), node,
                                  len(draft.results), address))
         draft.results.append(len(self.values) - 1)
         return len(self.values) - 1
@@ -207,10 +214,10 @@ class _Builder:
 
     def operation(self, eqn, operands, site, weight) -> list[int]:
         self.position += 1
-        avals = tuple(None if v is None else (tuple(a.aval.shape), str(a.aval.dtype))
+        avals = tuple(None if v is None else (tuple(a.aval.shape), _name_of(a.aval.dtype))
                       for v, a in zip(operands, eqn.invars))
         key = (eqn.primitive.name, _params_key(eqn), avals)
-        dtype = str(getattr(eqn.invars[0].aval, "dtype", "")) if eqn.invars else ""
+        dtype = _name_of(getattr(eqn.invars[0].aval, "dtype", "")) if eqn.invars else ""
         node = self.node("op", eqn=eqn, key=key, weight=weight, name=eqn.primitive.name,
                          source=compat.source_line(eqn), dtype=dtype)
         for i, value in enumerate(operands):

@@ -281,16 +281,18 @@ def _plan(setting: Setting, best: Outcome, outcomes: Sequence[Outcome], layout: 
                 default=best.cost_s)
     gap = max(0.0, (best.cost_s - bound) / best.cost_s) if best.cost_s > 0 else 0.0
     gap = gap if gap > PROVED_GAP else 0.0
+    candidates = tuple(map(_candidate, outcomes))
+    communication_s = min(scored.communication_time_s, scored.step_time_s)
     setting.phases.end("plan")
     return Plan(
         program=trace.name, fingerprint=trace.fingerprint, cluster=setting.cluster.name,
         mesh=MeshShape(names, best.shape), layout=layout,
         status=Status.OPTIMAL.name if gap == 0 else Status.FEASIBLE.name, gap=gap,
         planning_time_s=time.perf_counter() - started, phases_s=setting.phases.seconds,
-        step_time_s=scored.step_time_s, compute_time_s=scored.compute_time_s,
-        communication_time_s=scored.communication_time_s, peak_memory_bytes=scored.peak_memory_bytes,
+        step_time_s=scored.step_time_s, compute_time_s=scored.step_time_s - communication_s,
+        communication_time_s=communication_s, peak_memory_bytes=scored.peak_memory_bytes,
         memory_limit_bytes=setting.limit_bytes, inputs=inputs, outputs=outputs, state_pairs=trace.state_pairs,
-        collectives=moved, candidates=tuple(map(_candidate, outcomes)), constraints=placed,
+        collectives=moved, candidates=candidates, constraints=placed,
         notes=(*setting.folded.graph.notes, *_whole_batch_notes(setting, inputs)))
 
 
@@ -301,7 +303,8 @@ def _candidate(outcome: Outcome) -> Candidate:
         note = "cannot beat the best so far" if status is Status.CUTOFF else outcome.solution.message
         return Candidate(outcome.name, mesh, max(outcome.solution.bound, 0.0), math.inf, math.inf, math.inf, False,
                          status.name, note)
-    return Candidate(outcome.name, mesh, scored.step_time_s, scored.compute_time_s, scored.communication_time_s,
+    communication_s = min(scored.communication_time_s, scored.step_time_s)
+    return Candidate(outcome.name, mesh, scored.step_time_s, scored.step_time_s - communication_s, communication_s,
                      scored.peak_memory_bytes, outcome.fits, status.name)
 
 

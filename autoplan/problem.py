@@ -2,14 +2,15 @@
 
     minimise  sum_c count_c time_c(s_c)  +  sum_arcs weight * reshard_time(layout of source, layout wanted)
 
-over one strategy per class (`_class_costs`, `_edges`), subject to the memory rows of `memory.MemoryModel`.
+over one strategy per class (`_class_costs`, `_reshard_matrix`), subject to the memory rows of `memory.MemoryModel`.
 """
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,22 +27,32 @@ from .strategies import Strategies, enumerate_strategies, layout_strategies
 _PARTIAL_READERS = {"gather", "dynamic_slice", "slice"}
 
 
+class ArcKind(NamedTuple):
+    """Classes of an arc's ends, result and operand there, and the bytes of the whole value. Arcs of one kind
+    reshard alike under every choice."""
+
+    source: int
+    target: int
+    result: int
+    operand: int
+    full_bytes: float
+
+
 @dataclass(frozen=True)
 class ClassProblem:
     """The problem and how to read its answer.
 
-    `strategies[c]` are those of class c; `edge_of[arc]` is the problem's edge of each arc (-1 within a class);
-    `written[value]` whether a value is kept in memory. `compute_s[c]` `[S_c]` is the part of the class's cost
-    that is computing; the rest is communication.
+    `strategies[c]` are those of class c; `kinds` holds one arc of each kind and the weight of all; `edge_of[arc]`
+    is the problem's edge of each arc (-1 within a class); `written[value]` whether a value is kept in memory.
     """
 
     folded: Folded
     machine: Machine
     strategies: tuple[Strategies, ...]
+    kinds: dict[ArcKind, tuple[Arc, float]]
     problem: Problem
     edge_of: np.ndarray
     written: np.ndarray
-    compute_s: tuple[np.ndarray, ...]
 
     def strategy(self, vertex: int, choice: np.ndarray) -> int:
         return int(choice[self.folded.class_of[vertex]])
@@ -60,11 +71,10 @@ class ClassProblem:
         """(given, wanted) layout of an arc under a choice."""
         given = self.given(arc)[self.strategy(arc.source, choice)]
         wanted = self.wanted(arc)[self.strategy(arc.target, choice)]
-        return tuple(map(int, given)), tuple(map(int, wanted))
+        return tuple(given.tolist()), tuple(wanted.tolist())
 
     def full_bytes(self, value: int) -> float:
-        v = self.folded.graph.values[value]
-        return math.prod(v.shape) * v.itemsize
+        return _full_bytes(self.folded, value)
 
 
 def build_problem(folded: Folded, machine: Machine, allowed: dict[int, Callable[[np.ndarray], np.ndarray]]
@@ -72,12 +82,38 @@ def build_problem(folded: Folded, machine: Machine, allowed: dict[int, Callable[
     """The problem of `folded` on `machine`. `allowed[node]` tells which layouts `[n, axes]` a pinned input may take."""
     written = written_values(folded.graph)
     strategies = _strategies(folded, machine.shape, allowed)
-    compute_s = tuple(_class_costs(folded, machine, strategies, written, c) for c in range(len(strategies)))
-    shell = ClassProblem(folded, machine, strategies, Problem((), np.zeros((0, 2), np.int64), ()),
-                         np.zeros(0, np.int64), written, compute_s)
-    node_costs, pairs, costs, edge_of = _edges(shell)
-    problem = Problem(tuple(node_costs), pairs, tuple(costs))
-    return ClassProblem(folded, machine, strategies, problem, edge_of, written, compute_s)
+    groups = _arcs_by_kind(folded)
+    kinds = {kind: (folded.arcs[arcs[0]], sum(folded.arcs[a].weight for a in arcs)) for kind, arcs in groups.items()}
+    shell = ClassProblem(folded, machine, strategies, kinds, Problem((), np.zeros((0, 2), np.int64), ()),
+                         np.full(len(folded.arcs), -1, np.int64), written)
+    node_costs = [_class_costs(folded, machine, strategies, written, c) for c in range(len(strategies))]
+    pairs, costs = [], []
+    cache: dict = {}
+    for kind, (arc, weight) in kinds.items():
+        cost = weight * _reshard_matrix(kind.full_bytes, shell.given(arc), shell.wanted(arc), machine, cache)
+        if kind.source == kind.target:
+            node_costs[kind.source] += np.diagonal(cost)
+        else:
+            shell.edge_of[groups[kind]] = len(pairs)
+            pairs.append((kind.source, kind.target))
+            costs.append(cost)
+    problem = Problem(tuple(node_costs), np.array(pairs, np.int64).reshape(-1, 2), tuple(costs))
+    return replace(shell, problem=problem)
+
+
+def _arcs_by_kind(folded: Folded) -> dict[ArcKind, list[int]]:
+    sizes = [_full_bytes(folded, v) for v in range(len(folded.graph.values))]
+    classes = folded.class_of.tolist()
+    groups: dict[ArcKind, list[int]] = {}
+    for number, arc in enumerate(folded.arcs):
+        kind = ArcKind(classes[arc.source], classes[arc.target], arc.result, arc.operand, sizes[arc.value])
+        groups.setdefault(kind, []).append(number)
+    return groups
+
+
+def _full_bytes(folded: Folded, value: int) -> float:
+    v = folded.graph.values[value]
+    return math.prod(v.shape) * v.itemsize
 
 
 def _strategies(folded: Folded, axis_sizes, allowed) -> tuple[Strategies, ...]:
@@ -147,31 +183,6 @@ def _op_time_s(graph, node: Node, options: Strategies, machine: Machine, reads, 
     heavy = node.name in ("dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general")
     flops = node.flops / options.splits if heavy else 0.0
     return compute_time_s(machine.device, flops, node.dtype or "float32", moved)
-
-
-def _edges(shell: ClassProblem):
-    """Node costs with the reshards inside classes, and the merged edges between classes."""
-    folded = shell.folded
-    node_costs = [c.copy() for c in shell.compute_s]
-    groups: dict[tuple, list] = {}
-    for number, arc in enumerate(folded.arcs):
-        key = (int(folded.class_of[arc.source]), int(folded.class_of[arc.target]), arc.result, arc.operand,
-               shell.full_bytes(arc.value))
-        groups.setdefault(key, []).append(number)
-    cache: dict = {}
-    pairs, costs = [], []
-    edge_of = np.full(len(folded.arcs), -1, np.int64)
-    for (u, v, _, _, full_bytes), arcs in groups.items():
-        first = folded.arcs[arcs[0]]
-        weight = sum(folded.arcs[a].weight for a in arcs)
-        cost = weight * _reshard_matrix(full_bytes, shell.given(first), shell.wanted(first), shell.machine, cache)
-        if u == v:
-            node_costs[u] += np.diagonal(cost)
-            continue
-        edge_of[arcs] = len(pairs)
-        pairs.append((u, v))
-        costs.append(cost)
-    return node_costs, np.array(pairs, np.int64).reshape(-1, 2), costs, edge_of
 
 
 def _reshard_matrix(full_bytes: float, before: np.ndarray, after: np.ndarray, machine: Machine, cache: dict
