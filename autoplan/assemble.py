@@ -12,9 +12,9 @@ from .folding import TO_STATE, TO_VIEW, Arc
 from .fusion import FUSIBLE
 from .layouts import WHOLE, Layout
 from .memory import MemoryModel
-from .plan import AGAIN, Collective, Constraint, LeafLayout
+from .plan import Collective, Constraint, LeafLayout
 from .problem import ClassProblem
-from .reshard import collectives_between
+from .reshard import collectives_between, path
 from .trace import Trace
 
 
@@ -88,34 +88,30 @@ def constraints(scored: Scored, trace: Trace, axis_names: Sequence[str]) -> tupl
     """One constraint where a value is made, unless its layout follows by itself, and one per reshard of a use.
 
     Where two readers each reshard a value in the same way, the plan means two reshards (weights gathered again
-    for the backward pass, not held since the forward). The later ones are marked `AGAIN`, so that the compiler
+    for the backward pass, not held since the forward). The later ones are marked `again`, so that the compiler
     does not make one of them.
     """
     shell, graph = scored.shell, scored.shell.folded.graph
     out: list[Constraint] = []
 
-    def put(address, layout: Layout, value, after: tuple | None = None) -> None:
+    def put(address, ways: Sequence[Layout], value, again: bool = False) -> None:
         if value.shape and "key" not in value.dtype and address.where != "const":
-            spec = layouts.to_spec(layout, len(value.shape), axis_names)
-            out.append(Constraint(address.site, address.where, address.index, spec, after))
+            *way, spec = (layouts.to_spec(layout, len(value.shape), axis_names) for layout in ways)
+            out.append(Constraint(address.site, address.where, address.index, spec, tuple(way), again))
 
-    kept = _kept_layouts(scored)
     seen: set[tuple[int, Layout]] = set()
     for arc in sorted(shell.folded.arcs, key=lambda a: _position(shell, a)):
-        value = graph.values[arc.value]
         given, wanted = shell.layouts_of(arc, scored.choice)
-        if arc.operand in (TO_VIEW, TO_STATE) or given == wanted or _pending(wanted):
-            continue  # a new state's layout is asked for by the outputs' shardings
-        again = (arc.value, wanted) in seen
-        seen.add((arc.value, wanted))
-        put(graph.uses[arc.use].address, wanted, value, AGAIN if again else None)
-    for value in graph.values:
-        layout = kept[value.index]
-        producer = graph.nodes[value.producer]
-        if layout is None or _pending(layout) or (value.address.where == "input" and not value.address.site):
+        if arc.operand == TO_VIEW or given == wanted or _pending(wanted):
             continue
-        if not _follows(scored, producer, value, layout):
-            put(value.address, layout, value)
+        put(graph.uses[arc.use].address, path(given, wanted), graph.values[arc.value], (arc.value, wanted) in seen)
+        seen.add((arc.value, wanted))
+    for value, ways in zip(graph.values, _ways_of_values(scored)):
+        producer = graph.nodes[value.producer]
+        if value.address.where == "input" and not value.address.site:
+            ways = ways[1:]  # arguments come in their layouts
+        if len(ways) > 1 or ways and not _follows(scored, producer, value, ways[0]):
+            put(value.address, ways, value)
     return tuple(out)
 
 
@@ -123,18 +119,19 @@ def _pending(layout: Layout) -> bool:
     return any(code < WHOLE for code in layout)
 
 
-def _kept_layouts(scored: Scored) -> list[Layout | None]:
-    """The layout of each value where it is made: its view's, or what its producer gives, or, where that is a
-    pending sum with one reader, what the reader wants."""
+def _ways_of_values(scored: Scored) -> list[tuple[Layout, ...]]:
+    """The layouts that each value takes on where it is made: what its producer gives, then the way to its view's.
+    A pending sum with one reader goes straight to what the reader wants; () is nothing to ask for."""
     shell = scored.shell
-    kept: list[Layout | None] = [None] * len(shell.folded.graph.values)
+    ways: list[tuple[Layout, ...]] = [()] * len(shell.folded.graph.values)
     for arc in shell.folded.arcs:
         given, wanted = shell.layouts_of(arc, scored.choice)
-        if arc.operand == TO_VIEW:
-            kept[arc.value] = wanted
+        if arc.operand == TO_VIEW or (shell.folded.view_of[arc.value] < 0 and _pending(given)):
+            start = () if _pending(given) else (given,)
+            ways[arc.value] = () if _pending(wanted) else (*start, *path(given, wanted))
         elif shell.folded.view_of[arc.value] < 0:
-            kept[arc.value] = wanted if _pending(given) else given
-    return kept
+            ways[arc.value] = (given,)
+    return ways
 
 
 def _follows(scored: Scored, producer, value, layout: Layout) -> bool:

@@ -11,7 +11,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from . import compat
-from .plan import AGAIN, Constraint, Plan, to_partition_spec
+from .plan import Constraint, Plan, to_partition_spec
 from .trace import Trace
 
 
@@ -38,7 +38,7 @@ class _Emitter:
         that a function called many times in one way is still lowered once."""
         if not constraints:
             return jaxpr
-        key = (id(jaxpr), frozenset((site, c.where, c.index, c.spec, c.after) for site, c in constraints))
+        key = (id(jaxpr), frozenset((site, c.where, c.index, c.spec, c.way, c.again) for site, c in constraints))
         if key not in self.memo:
             self.memo[key] = (jaxpr, self._rewrite(jaxpr, constraints))  # holding jaxpr keeps its id its own
         return self.memo[key][1]
@@ -56,11 +56,13 @@ class _Emitter:
         def constrained(var, constraint: Constraint | None):
             if constraint is None or isinstance(var, compat.Literal) or compat.is_dropped(var):
                 return var
-            if (var, constraint.spec) not in made:
-                eqn = compat.constraint_eqn(var, NamedSharding(self.mesh, to_partition_spec(constraint.spec)))
-                eqns.append(eqn)
-                made[var, constraint.spec] = eqn.outvars[0]
-            return made[var, constraint.spec]
+            for spec in (*constraint.way, constraint.spec):
+                if (var, spec) not in made:
+                    eqn = compat.constraint_eqn(var, NamedSharding(self.mesh, to_partition_spec(spec)))
+                    eqns.append(eqn)
+                    made[var, spec] = eqn.outvars[0]
+                var = made[var, spec]
+            return var
 
         def now(var):
             return var if isinstance(var, compat.Literal) else current.get(var, var)
@@ -71,7 +73,7 @@ class _Emitter:
             operands = [now(v) for v in eqn.invars]
             for k in range(len(operands)):
                 constraint = here.get(((n,), "operand", k))
-                if constraint is not None and constraint.after == AGAIN:
+                if constraint is not None and constraint.again:
                     _set_apart(operands, k, eqns)
                 operands[k] = constrained(operands[k], constraint)
             subs = compat.subjaxprs(eqn)

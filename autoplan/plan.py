@@ -23,8 +23,6 @@ Spec = tuple[tuple[str, ...], ...]
 """The layout of a value: for each dim the mesh axes that split it, major first; `()` is a whole dim."""
 
 ROLES = ("state", "batch", "input", "output")
-AGAIN = ("again",)
-"""`Constraint.after` of a reshard that is to be done again rather than shared with an earlier one."""
 SITES = ("operand", "result", "input", "output")
 
 _TIMES = ("step_time_s", "compute_time_s", "communication_time_s")
@@ -176,22 +174,23 @@ class Candidate:
 class Constraint:
     """A layout that `emit` puts on an operand or a result of an equation.
 
-    `site` is a path of equation indices into nested jaxprs. `after` belongs to `emit` and is opaque here:
-    nested tuples of strings, integers and None.
+    `site` is a path of equation indices into nested jaxprs. `way` are the layouts to be taken on before `spec`,
+    one after another. `again` is said of a reshard that is to be done again rather than shared with an earlier
+    one.
     """
 
     site: tuple[int, ...]
     where: str
     index: int
     spec: Spec
-    after: tuple | None = None
+    way: tuple[Spec, ...] = ()
+    again: bool = False
 
     def __post_init__(self) -> None:
         records.freeze(self, site=tuple(records.integer("site", index) for index in self.site))
         records.one_of("where", self.where, SITES)
         records.freeze(self, index=records.integer("index", self.index), spec=_spec("spec", self.spec))
-        if self.after is not None:
-            records.freeze(self, after=records.opaque("after", self.after))
+        records.freeze(self, way=tuple(_spec("way", spec) for spec in self.way), again=bool(self.again))
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -330,7 +329,7 @@ _RECORDS = {
 def _check_axes(plan: Plan) -> None:
     known = set(plan.mesh.axis_names)
     used = [(leaf.path, spec_axes(leaf.spec)) for leaf in plan.inputs + plan.outputs]
-    used += [(f"constraint at {c.site}", spec_axes(c.spec)) for c in plan.constraints]
+    used += [(f"constraint at {c.site}", spec_axes(s)) for c in plan.constraints for s in (*c.way, c.spec)]
     used += [(f"{c.kind} for {c.op or c.source}", c.axes) for c in plan.collectives]
     for what, axes in used:
         if not known.issuperset(axes):

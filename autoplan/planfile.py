@@ -189,7 +189,7 @@ def _decode(value: Any, kind: Any, where: str) -> Any:
     if typing.get_origin(kind) is types.UnionType:
         inner = [option for option in typing.get_args(kind) if option is not types.NoneType]
         return None if value is None else _decode(value, inner[0], where)
-    if kind is tuple or typing.get_origin(kind) is tuple:
+    if typing.get_origin(kind) is tuple:
         return _decode_tuple(value, typing.get_args(kind), where)
     if kind is float and value == "Infinity":
         return math.inf
@@ -219,8 +219,6 @@ def _decode_record(value: Any, kind: type, where: str) -> Any:
 def _decode_tuple(value: Any, items: tuple[Any, ...], where: str) -> tuple:
     if not isinstance(value, list):
         raise _Bad(where, "must be an array", _kind(value))
-    if not items:
-        return tuple(_decode_opaque(item, f"{where}[{i}]") for i, item in enumerate(value))
     if items[-1] is Ellipsis:
         items = items[:1] * len(value)
     if len(value) != len(items):
@@ -228,14 +226,6 @@ def _decode_tuple(value: Any, items: tuple[Any, ...], where: str) -> tuple:
     return tuple(
         _decode(item, kind, f"{where}[{i}]") for i, (item, kind) in enumerate(zip(value, items, strict=True))
     )
-
-
-def _decode_opaque(value: Any, where: str) -> Any:
-    if isinstance(value, list):
-        return _decode_tuple(value, (), where)
-    if value is None or type(value) in (int, str):
-        return value
-    raise _Bad(where, "must be a string, a whole number, null or an array of these", _kind(value))
 
 
 def _finite(value: int | float, where: str) -> float:

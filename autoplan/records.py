@@ -68,12 +68,3 @@ def instance(name: str, value: Any, kind: type) -> Any:
     if not isinstance(value, kind):
         raise ValueError(f"{name}: expected {kind.__name__}, got {value!r}")
     return value
-
-
-def opaque(name: str, value: Any) -> Any:
-    """Nested tuples of strings, whole numbers and None."""
-    if isinstance(value, list | tuple):
-        return tuple(opaque(name, item) for item in value)
-    if value is None or isinstance(value, str):
-        return value
-    return integer(name, value)

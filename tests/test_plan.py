@@ -39,7 +39,7 @@ def make_plan(**changes) -> Plan:
         "collectives": [Collective("all-reduce", ("x",), 64, 24, 1e-6, "a.py:1 (f)", "dot_general -> add")],
         "candidates": [Candidate("data", mesh, math.inf, math.inf, math.inf, 1e12, False, "INFEASIBLE",
                                  "no")],
-        "constraints": [Constraint((3, 0), "operand", 1, ((), ("y",)), ("cast", (1, None), ()))],
+        "constraints": [Constraint((3, 0), "operand", 1, ((), ("y",)), (((), ()), (("x",), ())), True)],
         "notes": ["state['w'] is small"],
     }  # fmt: skip
     return Plan(**fields | changes)
@@ -102,7 +102,7 @@ CONSTRAINT = Constraint((0,), "result", 0, ((),))
         (lambda: dataclasses.replace(LEAF, bytes_per_device=math.inf), "finite"),
         (lambda: dataclasses.replace(LEAF, shape=(2.0, 2)), "shape: expected an integer"),
         (lambda: dataclasses.replace(CONSTRAINT, where="middle"), "where: expected one of"),
-        (lambda: dataclasses.replace(CONSTRAINT, after=(object(),)), "after: expected an integer"),
+        (lambda: dataclasses.replace(CONSTRAINT, way=("x",)), "way"),
         (lambda: make_plan(version=2), "version: expected 1"),
         (lambda: make_plan(step_time_s=math.nan), "step_time_s: expected a finite number"),
         (lambda: make_plan(step_time_s=-1), "at least 0"),
