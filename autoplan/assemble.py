@@ -1,7 +1,7 @@
 """From a choice to a `Plan`: layouts of inputs and outputs, constraints, collectives, predictions."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +10,7 @@ from . import layouts
 from .classics import Roles
 from .folding import TO_STATE, TO_VIEW, Arc
 from .fusion import FUSIBLE
+from .graph import Graph, Use
 from .layouts import WHOLE, Layout
 from .memory import MemoryModel
 from .plan import Collective, Constraint, LeafLayout
@@ -84,7 +85,7 @@ def _leaf(scored: Scored, path, value, layout: Layout, axis_names, role: str, dt
     return LeafLayout(path, value.shape, dtype, layouts.to_spec(layout, len(value.shape), axis_names), size, role)
 
 
-def constraints(scored: Scored, trace: Trace, axis_names: Sequence[str]) -> tuple[Constraint, ...]:
+def constraints(scored: Scored, axis_names: Sequence[str]) -> tuple[Constraint, ...]:
     """One constraint where a value is made, unless its layout follows by itself, and one per reshard of a use.
 
     Where two readers each reshard a value in the same way, the plan means two reshards (weights gathered again
@@ -102,17 +103,50 @@ def constraints(scored: Scored, trace: Trace, axis_names: Sequence[str]) -> tupl
     seen: set[tuple[int, Layout]] = set()
     for arc in sorted(shell.folded.arcs, key=lambda a: _position(shell, a)):
         given, wanted = shell.layouts_of(arc, scored.choice)
-        if arc.operand == TO_VIEW or given == wanted or _pending(wanted):
+        if arc.operand == TO_VIEW or given == wanted or _pending(wanted) or _is_narrow(graph, arc):
             continue
         put(graph.uses[arc.use].address, path(given, wanted), graph.values[arc.value], (arc.value, wanted) in seen)
         seen.add((arc.value, wanted))
+    for use, ways, again in _ways_of_narrow_reads(scored):
+        put(use.address, ways, graph.values[use.value], again)
     for value, ways in zip(graph.values, _ways_of_values(scored)):
         producer = graph.nodes[value.producer]
         if value.address.where == "input" and not value.address.site:
             ways = ways[1:]  # arguments come in their layouts
+        if value.address.where == "nowhere":
+            continue
         if len(ways) > 1 or ways and not _follows(scored, producer, value, ways[0]):
             put(value.address, ways, value)
     return tuple(out)
+
+
+def _is_narrow(graph: Graph, arc: Arc) -> bool:
+    """Whether an arc leads to or from a narrow node, which the program does not have."""
+    target = graph.nodes[arc.target].kind if arc.operand >= 0 else ""
+    return target == "narrow" or graph.nodes[graph.values[arc.value].producer].kind == "narrow"
+
+
+def _ways_of_narrow_reads(scored: Scored) -> Iterator[tuple[Use, tuple[Layout, ...], bool]]:
+    """(use, layouts to take on there, whether again) of each contraction that reads a narrowed value: the way from the
+    layout of the wide value, by that of the narrow one and of its view, to the one wanted."""
+    shell, graph = scored.shell, scored.shell.folded.graph
+    arc_of_use = {arc.use: arc for arc in shell.folded.arcs if arc.use >= 0}
+    view_arc = {arc.value: arc for arc in shell.folded.arcs if arc.operand == TO_VIEW}
+    for node in graph.nodes:
+        if node.kind != "narrow":
+            continue
+        given, narrow = shell.layouts_of(arc_of_use[node.operands[0]], scored.choice)
+        shared = () if _pending(given) else path(given, narrow)
+        kept, value = narrow, node.results[0]
+        if value in view_arc:
+            _, kept = shell.layouts_of(view_arc[value], scored.choice)
+            shared += path(narrow, kept)
+        seen: set[Layout] = set()
+        for number in graph.uses_of[value]:
+            _, wanted = shell.layouts_of(arc_of_use[number], scored.choice)
+            if way := (*shared, *path(kept, wanted)):
+                yield graph.uses[number], way, wanted != kept and wanted in seen
+            seen.add(wanted)
 
 
 def _pending(layout: Layout) -> bool:
@@ -148,7 +182,7 @@ def _follows(scored: Scored, producer, value, layout: Layout) -> bool:
     return bool(own) and all(o == layout for o in own)
 
 
-def collectives(scored: Scored, trace: Trace, axis_names: Sequence[str]) -> tuple[Collective, ...]:
+def collectives(scored: Scored, axis_names: Sequence[str]) -> tuple[Collective, ...]:
     """Every collective of the step, in program order."""
     shell = scored.shell
     out = []
@@ -157,7 +191,7 @@ def collectives(scored: Scored, trace: Trace, axis_names: Sequence[str]) -> tupl
         if given == wanted:
             continue
         for transfer in collectives_between(shell.full_bytes(arc.value), given, wanted, shell.machine):
-            op, source = _purpose(shell, trace, arc)
+            op, source = _purpose(shell, arc)
             out.append(Collective(transfer.kind, tuple(axis_names[a] for a in transfer.axes), transfer.wire_bytes,
                                   arc.weight, transfer.time_s, source, op))
     return tuple(out)
@@ -170,14 +204,11 @@ def _position(shell: ClassProblem, arc: Arc) -> tuple[int, int]:
     return graph.nodes[arc.target].position, arc.value
 
 
-def _purpose(shell: ClassProblem, trace: Trace, arc: Arc) -> tuple[str, str]:
+def _purpose(shell: ClassProblem, arc: Arc) -> tuple[str, str]:
     """(what a collective is for, the user's line)."""
     graph = shell.folded.graph
-    producer = graph.nodes[graph.values[arc.value].producer]
-    if arc.operand == TO_VIEW:
-        readers = dict.fromkeys(graph.nodes[graph.uses[u].node].name for u in graph.uses_of[arc.value])
-        to, line = ", ".join(list(readers)[:3]), ""
-    else:
-        node = graph.nodes[arc.target]
-        to, line = node.name, node.source
-    return f"{producer.name} -> {to}", producer.source or line
+    producer = graph.producer_of(arc.value)
+    readers = list(graph.readers_of(arc.value)) if arc.operand == TO_VIEW or _is_narrow(graph, arc) else \
+        [graph.nodes[arc.target]]
+    names = list(dict.fromkeys(reader.name for reader in readers))[:3]
+    return f"{producer.name} -> {', '.join(names)}", producer.source or (readers[0].source if len(readers) == 1 else "")

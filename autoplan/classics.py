@@ -97,10 +97,10 @@ def _weight_operands(folded: Folded, inputs: Sequence[str]) -> dict[int, tuple[i
     out: dict[int, tuple[int, ...]] = {}
     for node in graph.nodes:
         reads = tuple(k for k, u in enumerate(node.operands) if graph.uses[u].value in weights)
-        if not reads or node.kind not in ("op", "slice"):
+        if not reads or node.kind not in ("op", "slice", "narrow"):
             continue
         alone = len(node.operands) == 1
-        if node.kind == "slice" or (alone and node.name in FUSIBLE):
+        if node.kind in ("slice", "narrow") or (alone and node.name in FUSIBLE):
             weights.update(node.results)
         elif node.name not in FUSIBLE:
             out[node.index] = reads

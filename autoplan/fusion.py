@@ -31,6 +31,11 @@ def written_values(graph: Graph) -> np.ndarray:
     written = np.zeros(len(graph.values), bool)
     for value in graph.values:
         producer = graph.nodes[value.producer]
+        if producer.kind == "narrow":
+            written[value.index] = narrowed_only(graph, graph.uses[producer.operands[0]].value)
+            continue
+        if producer.kind == "op" and narrowed_only(graph, value.index):
+            continue
         if producer.kind != "op" or producer.name not in FUSIBLE:
             written[value.index] = True
             continue
@@ -39,6 +44,13 @@ def written_values(graph: Graph) -> np.ndarray:
         far = any(r.position - producer.position > FAR for r in readers)
         written[value.index] = bool(readers) and (heavy or far) and not _is_broadcast(graph, producer, value)
     return written
+
+
+def narrowed_only(graph: Graph, value: int) -> bool:
+    """Whether a value is read through one narrow node alone: what makes it then writes it narrow."""
+    uses = graph.uses_of[value]
+    return len(uses) == 1 and graph.nodes[graph.uses[uses[0]].node].kind == "narrow" \
+        and graph.nodes[graph.values[value].producer].kind == "op"
 
 
 def _is_broadcast(graph: Graph, producer, value) -> bool:

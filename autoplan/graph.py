@@ -4,10 +4,13 @@ Calls (`jit`, `remat`, `custom_jvp`, ...) are looked through; `scan`, `while` an
 plus small boundary nodes, so that one body is planned once and its layout is the same on both sides of a
 loop. Every use of a value has an `Address`: which operand of which equation of which sub-jaxpr, so that
 emission can put a constraint exactly there.
+
+On a TPU the matrix unit reads float32 operands at default precision as bfloat16, and what only it reads is kept and
+sent so. There, `narrow` nodes stand for these conversions, which the program does not have.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 import functools
 import math
@@ -32,7 +35,7 @@ class Address(NamedTuple):
 
     `where` is "operand" or "result" of the equation at `site`, or "input" or "output" of the sub-jaxpr at
     `site`. A site alternates equation and sub-jaxpr numbers: (7, 0, 3) is equation 3 of sub-jaxpr 0 of
-    equation 7; () is the whole program.
+    equation 7; () is the whole program. "nowhere" is the address of what narrow nodes make.
     """
 
     where: str
@@ -72,7 +75,7 @@ class Node:
     """
 
     index: int
-    kind: str  # op, input, const, carry, slice, stack, join, output
+    kind: str  # op, input, const, carry, slice, stack, join, narrow, output
     rule: int  # index into Graph.rules
     key: tuple
     weight: float
@@ -98,6 +101,20 @@ class Graph:
     num_positions: int
     region_ends: tuple[int, ...]  # by region, the last position inside it
     notes: tuple[str, ...]
+
+    def producer_of(self, value: int) -> Node:
+        """The node of the program that makes a value; of a narrowed one, what makes the wide one."""
+        node = self.nodes[self.values[value].producer]
+        return self.producer_of(self.uses[node.operands[0]].value) if node.kind == "narrow" else node
+
+    def readers_of(self, value: int) -> Iterator[Node]:
+        """The nodes of the program that read a value, or its narrowed copy."""
+        for use in self.uses_of[value]:
+            node = self.nodes[self.uses[use].node]
+            if node.kind == "narrow":
+                yield from self.readers_of(node.results[0])
+            else:
+                yield node
 
 
 @functools.cache
@@ -135,7 +152,9 @@ class _Draft:
 class _Builder:
     """Collects nodes, values and uses while walking the jaxpr; `build_graph` freezes the result."""
 
-    def __init__(self) -> None:
+    def __init__(self, narrow: bool) -> None:
+        self.narrow = narrow
+        self.narrowed: dict[tuple, int] = {}
         self.drafts: list[_Draft] = []
         self.values: list[Value] = []
         self.uses: list[Use] = []
@@ -222,8 +241,23 @@ class _Builder:
                          source=compat.source_line(eqn), dtype=dtype)
         for i, value in enumerate(operands):
             if value is not None:
-                self.use(node, value, Address("operand", site, i), weight)
+                address = Address("operand", site, i)
+                if self.narrow and self.values[value].dtype == "float32" and _reads_narrow(eqn):
+                    value = self.narrowed_value(value, address, weight)
+                self.use(node, value, address, weight)
         return [self.result(node, v.aval, Address("result", site, i)) for i, v in enumerate(eqn.outvars)]
+
+    def narrowed_value(self, value: int, address: Address, weight: float) -> int:
+        """The bfloat16 copy of a value that contractions in this region read."""
+        key = (value, self.region)
+        if key not in self.narrowed:
+            shape = self.values[value].shape
+            node = self.node("narrow", rule=identity(shape, 1, 1), key=(shape,), weight=weight, name="narrow",
+                             dtype="bfloat16")
+            self.use(node, value, address, weight)
+            aval = jax.ShapeDtypeStruct(shape, jax.numpy.bfloat16)
+            self.narrowed[key] = self.result(node, aval, Address("nowhere", (), 0))
+        return self.narrowed[key]
 
     def boundary(self, kind: str, rule: Rule, aval, weight, address, source="", key=()) -> tuple[int, int]:
         """A region-boundary node with one result: (node, value)."""
@@ -308,6 +342,14 @@ class _Builder:
         return results
 
 
+def _reads_narrow(eqn: compat.JaxprEqn) -> bool:
+    """Whether an equation is a contraction at default precision."""
+    precision = eqn.params.get("precision")
+    parts = precision if isinstance(precision, tuple) else (precision,)
+    return (eqn.primitive.name in ("dot_general", "conv_general_dilated")
+            and all(part in (None, jax.lax.Precision.DEFAULT) for part in parts))
+
+
 def _params_key(eqn) -> tuple:
     """A hashable stand-in for an equation's parameters; jaxprs and functions by their text."""
     out = []
@@ -322,9 +364,10 @@ def _params_key(eqn) -> tuple:
     return tuple(out)
 
 
-def build_graph(trace: Trace) -> Graph:
-    """The graph of a traced step, with the partitioner's rule of every distinct equation."""
-    builder = _Builder()
+def build_graph(trace: Trace, narrow: bool = False) -> Graph:
+    """The graph of a traced step, with the partitioner's rule of every distinct equation; for TPUs with `narrow`
+    nodes."""
+    builder = _Builder(narrow)
     jaxpr = compat.open_jaxpr(trace.jaxpr)
     paired = {i for i, _ in trace.state_pairs}
     inputs, args = [], []

@@ -90,18 +90,20 @@ def memory_model(shell: ClassProblem, trace: Trace) -> MemoryModel:
     input_of = {node: i for i, node in enumerate(graph.inputs)}
     for value in graph.values:
         if shell.written[value.index] and shell.full_bytes(value.index) > 0:
-            start, stop = _lifetime(graph, value, in_place, input_of, donated, paired)
+            start, stop = _lifetime(shell, value, in_place, input_of, donated, paired)
             _add_value(collector, value, start, stop)
     for number, arc in enumerate(folded.arcs):
-        if shell.written[arc.value] and shell.full_bytes(arc.value) >= NEGLIGIBLE * arguments:
+        narrow = graph.nodes[graph.values[arc.value].producer].kind == "narrow"
+        if (shell.written[arc.value] or narrow) and shell.full_bytes(arc.value) >= NEGLIGIBLE * arguments:
             _add_reshard(collector, number, arc)
     which, start, stop = (np.array(x, np.int64) for x in zip(*collector.intervals)) if collector.intervals else (
         np.zeros(0, np.int64),) * 3
     return MemoryModel(tuple(collector.buffers), tuple(collector.labels), which, start, stop, graph.num_positions)
 
 
-def _lifetime(graph, value, in_place, input_of, donated, paired) -> tuple[int, int]:
+def _lifetime(shell, value, in_place, input_of, donated, paired) -> tuple[int, int]:
     """First position, and one past the last, at which a value is held."""
+    graph = shell.folded.graph
     producer = graph.nodes[value.producer]
     end = graph.num_positions
     if producer.kind == "input":
@@ -111,12 +113,15 @@ def _lifetime(graph, value, in_place, input_of, donated, paired) -> tuple[int, i
     if producer.kind == "const":
         return 0, end
     stop = producer.position + 1
-    for number in graph.uses_of[value.index]:
+    uses = list(graph.uses_of[value.index])
+    for number in uses:
         use = graph.uses[number]
         reader = graph.nodes[use.node]
         if reader.kind == "output":
             stop = max(stop, producer.position + 1 if number in in_place else end)
             continue
+        if reader.kind == "narrow" and not shell.written[reader.results[0]]:
+            uses += graph.uses_of[reader.results[0]]
         inside = [r for r in reader.region if r not in producer.region]
         stop = max(stop, (graph.region_ends[inside[0]] if inside else reader.position) + 1)
     return producer.position, min(stop, end)

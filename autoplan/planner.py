@@ -111,7 +111,7 @@ def make_plan(trace: Trace, cluster: Cluster, *, memory_bytes: float | None = No
     """
     started = time.perf_counter()
     phases = Phases()
-    graph = build_graph(trace)
+    graph = build_graph(trace, narrow=cluster.device.platform == "tpu")
     phases.end("graph and rules")
     folded = fold(graph, trace)
     roles = roles_of(folded, trace)
@@ -275,8 +275,8 @@ def _plan(setting: Setting, best: Outcome, outcomes: Sequence[Outcome], layout: 
     trace, scored, names = setting.trace, best.scored, best.axis_names
     inputs = input_leaves(scored, trace, setting.roles, names)
     outputs = output_leaves(scored, trace, inputs, names)
-    moved = collectives(scored, trace, names)
-    placed = constraints(scored, trace, names)
+    moved = collectives(scored, names)
+    placed = constraints(scored, names)
     bound = min((o.solution.bound for o in outcomes if o.name == best.name or layout == "auto" and o.name == "auto"),
                 default=best.cost_s)
     gap = max(0.0, (best.cost_s - bound) / best.cost_s) if best.cost_s > 0 else 0.0

@@ -159,7 +159,10 @@ def _class_costs(folded: Folded, machine: Machine, strategies, written, c: int) 
     total = np.zeros(len(strategies[c]))
     if members[0] >= len(graph.nodes) or graph.nodes[members[0]].kind != "op":
         return total
-    patterns = Counter((tuple(bool(written[graph.uses[u].value]) for u in graph.nodes[m].operands),
+    def is_read(value: int) -> bool:
+        return bool(written[value]) or graph.nodes[graph.values[value].producer].kind == "narrow"
+
+    patterns = Counter((tuple(is_read(graph.uses[u].value) for u in graph.nodes[m].operands),
                         tuple(bool(written[v]) for v in graph.nodes[m].results)) for m in members)
     node = graph.nodes[members[0]]
     for pattern, count in patterns.items():

@@ -175,6 +175,18 @@ def test_any_plan_computes_the_same(name: str, mesh: tuple[int, ...], monkeypatc
     assert_same(leaves((state, aux)), plain_steps(name)[0], 0)
 
 
+@pytest.mark.parametrize("layout", ["fsdp", "tensor"])
+def test_a_plan_for_a_tpu_computes_the_same_here(layout: str) -> None:
+    """There, weights are gathered as bfloat16, by narrow nodes that the program does not have."""
+    this, state, batch = program("mlp"), new_state("mlp"), program("mlp").next_batch(0)
+    with jax.default_matmul_precision("default"):
+        plan = autoplan.parallelize(this.step, cluster="v5e:2x4", layout=layout).plan(*state, batch)
+        step = autoplan.parallelize(this.step, cluster="cpu:8", plan=plan)
+        state, aux = this.advance(step, state, batch)
+    assert any(c.where == "operand" for c in plan.constraints)
+    assert_same(leaves((state, aux)), plain_steps("mlp")[0], 0)
+
+
 @pytest.mark.endtoend
 @pytest.mark.parametrize("name", ["transformer", "linen", "nnx_returned"])
 def test_state_is_born_as_the_plain_one(name: str) -> None:

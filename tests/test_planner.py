@@ -109,3 +109,15 @@ def test_depth_hardly_changes_what_the_planner_solves() -> None:
     plans = [autoplan.parallelize(deep, cluster="8xH100", mesh_shape=(8,)).plan([weights] * n, x) for n in (6, 12)]
     middles = [{spec for path, spec in plan.partition_specs().items() if "[3]" in path} for plan in plans]
     assert middles[0] == middles[1]
+
+
+@pytest.mark.parametrize(("cluster", "precision", "size"), [
+    ("v5e:2x4", "default", 2), ("v5e:2x4", "highest", 4), ("8xH100", "default", 4),
+])
+def test_a_tpu_gathers_in_bfloat16_what_only_its_matrix_unit_reads(cluster: str, precision: str, size: int) -> None:
+    with jax.default_matmul_precision(precision):
+        plan = plan_of(*arguments(4096), cluster=cluster, layout="fsdp", mesh_shape=(8,))
+    gathers = [c for c in plan.collectives if c.kind == "all-gather"]
+    sums = [c for c in plan.collectives if c.kind == "reduce-scatter"]
+    assert gathers and {c.wire_bytes for c in gathers} == {7 / 8 * 256 * 1024 * size}
+    assert {c.wire_bytes for c in sums} == {7 / 8 * 256 * 1024 * 4}
