@@ -1,5 +1,5 @@
 """The command line: `autoplan plan FILE:FUNCTION --cluster CLUSTER` plans a step without any device and
-prints why.
+prints why; `autoplan profile` measures the devices at hand.
 
 `main` returns the exit code: 0 for a plan, 1 if there is none (nothing fits, or the user's code failed), 2 if
 the command itself is wrong. Errors are one message on stderr; `--debug` adds the traceback. What the user's
@@ -27,6 +27,7 @@ from . import api
 from .cost_models import parse_cluster
 from .errors import PlanError
 from .plan import Plan
+from .profiling import command as profiling
 from .units import parse_bytes
 
 OK, FAILED, USAGE = 0, 1, 2
@@ -55,6 +56,23 @@ exit codes:
   {USAGE}  wrong usage: an unknown option, file, function, cluster or size
 
 No device is used. JAX runs on the CPU unless JAX_PLATFORMS says otherwise."""
+
+_PROFILE_EPILOG = f"""\
+Measures matmuls, convolutions, operations bound by memory, and every collective over every size of mesh axis, with all
+devices at work. What is finished is saved at once: after Ctrl-C, the same command goes on. Profiles are kept in
+$AUTOPLAN_CACHE, $XDG_CACHE_HOME/autoplan or ~/.cache/autoplan, one for each cluster and version of JAX; plans for just
+that cluster use them.
+
+examples:
+  autoplan profile
+  autoplan profile --cluster cpu:8 --quick
+  autoplan profile --json > profile.json
+
+exit codes:
+  {OK}    measured, or cleared
+  {FAILED}    the devices at hand are not those of the cluster, or nothing is known of them
+  {USAGE}    wrong usage
+  130  stopped by Ctrl-C"""
 
 
 class _UsageError(Exception):
@@ -125,7 +143,36 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--json", action="store_true", help="print the plan file's text instead of the report")
     plan.add_argument("--debug", action="store_true", help="show the traceback of an error")
     plan.set_defaults(run=_run_plan, command="plan")
+    _add_profile(commands)
     return parser
+
+
+def _add_profile(commands: argparse._SubParsersAction) -> None:
+    text = "measure the devices at hand, so that plans for them are made by what they reach"
+    profile = commands.add_parser(
+        "profile",
+        help=text,
+        description=text,
+        epilog=_PROFILE_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    profile.add_argument(
+        "--cluster",
+        type=_checked(_cluster),
+        metavar="CLUSTER",
+        help="what the devices are, such as 8xH100; cpu:8 simulates them (default: all devices that JAX has)",
+    )
+    profile.add_argument("--quick", action="store_true", help="fewer sizes: under a minute on cpu:8")
+    profile.add_argument("--json", action="store_true", help="print the profile file's text instead of a table")
+    profile.add_argument("--clear", action="store_true", help="remove what was measured instead")
+    profile.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    profile.set_defaults(run=_run_profile, command="profile")
+
+
+def _run_profile(options: argparse.Namespace) -> int:
+    if options.clear and (options.quick or options.json):
+        raise _UsageError("--clear measures nothing: leave --quick and --json out")
+    return profiling.run(options.cluster, quick=options.quick, as_json=options.json, clear=options.clear)
 
 
 def _run_plan(options: argparse.Namespace) -> int:

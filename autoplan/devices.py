@@ -7,7 +7,7 @@ needs only the description; `run_mesh` finds the devices when there is something
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 import math
 from typing import Any
 
@@ -15,9 +15,10 @@ import jax
 from jax.sharding import AxisType, Mesh
 import numpy as np
 
-from .cost_models import Cluster, cluster_of, parse_cluster
+from .cost_models import Cluster, calibrate, cluster_of, parse_cluster
 from .errors import ClusterError, DeviceError
 from .plan import MeshShape
+from .profiling import find_profile
 
 ClusterLike = str | Cluster | Mesh | Sequence[jax.Device] | None
 
@@ -50,8 +51,11 @@ def check_cluster(cluster: Any) -> None:
         _device_list(cluster)
 
 
-def resolve(cluster: ClusterLike) -> Target:
+def resolve(cluster: ClusterLike, *, profiles: bool = True) -> Target:
     """The target that a user's `cluster=` means; None is all of `jax.devices()`.
+
+    What `autoplan profile` has measured on just this cluster takes the place of data sheets, unless `profiles` is
+    false or the user gives a `Cluster`, which is taken as it is.
 
     Raises:
       ClusterError: it is no cluster, or nothing is known of the devices' kind.
@@ -59,12 +63,31 @@ def resolve(cluster: ClusterLike) -> Target:
     if isinstance(cluster, Cluster):
         return Target(cluster)
     if isinstance(cluster, str):
-        return Target(_parse(cluster))
-    if isinstance(cluster, Mesh):
+        target = Target(_parse(cluster))
+    elif isinstance(cluster, Mesh):
         devices = tuple(cluster.devices.flat)
-        return Target(_describe(devices), devices, cluster)
-    devices = _ordered(jax.devices() if cluster is None else _device_list(cluster), keep=cluster is not None)
-    return Target(_describe(devices), devices)
+        target = Target(_describe(devices), devices, cluster)
+    else:
+        devices = ordered_devices() if cluster is None else _device_list(cluster)
+        target = Target(_describe(devices), devices)
+    profile = find_profile(target.cluster) if profiles else None
+    return replace(target, cluster=calibrate(target.cluster, profile)) if profile else target
+
+
+def ordered_devices() -> tuple[jax.Device, ...]:
+    """All of `jax.devices()`, in the order in which mesh axes run over them (the last axis over neighbours).
+
+    TPUs: slice, then the torus's coordinates, row-major. Others: as JAX numbers them, which is host by host.
+    """
+    devices = tuple(jax.devices())
+    if not all(hasattr(device, "coords") for device in devices):
+        return devices
+    return tuple(
+        sorted(
+            devices,
+            key=lambda d: (getattr(d, "slice_index", 0) or 0, *d.coords, getattr(d, "core_on_chip", 0)),
+        )
+    )
 
 
 def run_mesh(target: Target, shape: MeshShape) -> Mesh:
@@ -81,7 +104,7 @@ def run_mesh(target: Target, shape: MeshShape) -> Mesh:
                 action="Plan again, or pass a mesh of the plan's shape as `cluster=`",
             )
         return _auto_mesh(target.mesh.devices, target.mesh.axis_names)
-    devices = _ordered(jax.devices(), keep=False) if target.devices is None else target.devices
+    devices = ordered_devices() if target.devices is None else target.devices
     if len(devices) < shape.num_devices:
         platform = devices[0].platform if devices else "no"
         raise DeviceError(
@@ -120,22 +143,6 @@ def _device_list(devices: Any) -> tuple[jax.Device, ...]:
             "a cluster has each device once", got=repr(list(items)), action="Leave the repeated ones out"
         )
     return items
-
-
-def _ordered(devices: Sequence[jax.Device], keep: bool) -> tuple[jax.Device, ...]:
-    """The devices in the order in which mesh axes run over them (the last axis over neighbours); as given if
-    `keep`.
-
-    TPUs: slice, then the torus's coordinates, row-major. Others: as JAX numbers them, which is host by host.
-    """
-    if keep or not all(hasattr(device, "coords") for device in devices):
-        return tuple(devices)
-    return tuple(
-        sorted(
-            devices,
-            key=lambda d: (getattr(d, "slice_index", 0) or 0, *d.coords, getattr(d, "core_on_chip", 0)),
-        )
-    )
 
 
 def _describe(devices: Sequence[jax.Device]) -> Cluster:

@@ -11,19 +11,29 @@ from .collectives import collective_time_s, wire_bytes
 from .compute import compute_time_s
 from .cpu import cpu_device
 from .devices import DEVICES, DeviceSpec
-from .links import COLLECTIVE_KINDS, CollectivePoints, Link, MeshLinks
+from .efficiency import MatmulTable, StreamTable
+from .links import COLLECTIVE_KINDS, AxisPoints, CollectivePoints, Link, MeshLinks
+from .profile import WHATS, Measurement, Profile, ProfileError, calibrate
 from .topology import Level
 
 __all__ = [
     "COLLECTIVE_KINDS",
     "DEVICES",
+    "WHATS",
+    "AxisPoints",
     "Cluster",
     "ClusterError",
     "CollectivePoints",
     "DeviceSpec",
     "Level",
     "Link",
+    "MatmulTable",
+    "Measurement",
     "MeshLinks",
+    "Profile",
+    "ProfileError",
+    "StreamTable",
+    "calibrate",
     "cluster_of",
     "collective_time_s",
     "compute_time_s",

@@ -7,19 +7,30 @@ v5e:4x4        one TPU slice with a torus of 4 x 4 chips
 cpu:8          8 simulated devices on one CPU
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 import math
 import re
 
 from .cpu import MEASURED, cpu_device
 from .devices import ALIASES, DEVICE_KINDS, DEVICES, DeviceSpec
+from .efficiency import compiled_tables
 from .fabrics import HOST_SIZES, POD_CHIPS, STANDARD_SLICES, TORUS_DIMS, gpu_levels, tpu_levels
-from .links import MeshLinks
-from .topology import Level, mesh_links, topology_dims
+from .links import AxisPoints, Link, MeshLinks
+from .topology import Level, axis_link, mesh_links, topology_dims
 
 GRAMMAR = (
     "'v5e:4x4' (TPU slice), '2 x v5e:8x8' (slices), '8xH100' (host), '4x8xH100' (hosts), 'cpu:8' (simulated)"
 )
+
+_FIGURES = {
+    "peak_flops_per_s": "peak rates",
+    "memory_bytes": "memory",
+    "usable_memory_bytes": "memory limit",
+    "memory_bytes_per_s": "memory bandwidth",
+    "matmul_efficiency": "matmul efficiency",
+    "memory_efficiency": "memory efficiency",
+    "op_overhead_s": "overhead per operation",
+}
 
 
 class ClusterError(ValueError):
@@ -34,11 +45,13 @@ class Cluster:
       name: the canonical cluster string; `parse_cluster(cluster.name)` gives it back, unless built by hand.
       device: what each device is.
       levels: the wiring, outermost level first (`topology.Level`).
+      measured: times of collectives that were measured on it (`profile.calibrate`), instead of the wiring's figures.
     """
 
     name: str
     device: DeviceSpec
     levels: tuple[Level, ...]
+    measured: tuple[AxisPoints, ...] = ()
 
     @property
     def dims(self) -> tuple[int, ...]:
@@ -74,7 +87,55 @@ class Cluster:
         >>> parse_cluster("v5e:4x4").mesh((4, 4)).links[1].description
         'ICI torus dim 1 (4, line)'
         """
-        return mesh_links(self.levels, tuple(shape))
+        mesh = mesh_links(self.levels, tuple(shape))
+        if not self.measured:
+            return mesh
+        strides = [math.prod(mesh.shape[axis + 1 :]) for axis in range(len(mesh.shape))]
+        links = (self._with_points(link, stride) for link, stride in zip(mesh.links, strides, strict=True))
+        return MeshLinks(mesh.shape, tuple(links))
+
+    def axes(self) -> tuple[tuple[int, int], ...]:
+        """(size, stride) of every mesh axis of 2 or more devices that there can be; one of those that cost the same.
+
+        >>> parse_cluster("8xH100").axes(), parse_cluster("2x2xH100").axes()
+        (((2, 1), (4, 1), (8, 1)), ((2, 1), (2, 2), (4, 1)))
+        """
+        count, found = self.num_devices, {}
+        for size in (size for size in range(2, count + 1) if count % size == 0):
+            for stride in (stride for stride in range(1, count // size + 1) if count // size % stride == 0):
+                found.setdefault(axis_link(self.levels, size, stride).cost_key, (size, stride))
+        return tuple(found.values())
+
+    def _with_points(self, link: Link, stride: int) -> Link:
+        """The link with what was measured along it, or along axes that cost the same."""
+        rows = [row for row in self.measured if row.size == link.size]
+        strides = sorted({row.stride for row in rows}, key=lambda other: (other != stride, other))
+        for other in strides:
+            if other == stride or axis_link(self.levels, link.size, other).cost_key == link.cost_key:
+                points = {p.kind: p for p in link.points} | {r.points.kind: r.points for r in rows if r.stride == other}
+                return replace(link, points=tuple(points.values()))
+        return link
+
+    def describe_sources(self) -> tuple[tuple[str, str], ...]:
+        """Where the figures come from: pairs of (figures, source), for reports; figures of one source together.
+
+        >>> parse_cluster("8xH100").describe_sources()[0]
+        ('peak rates', 'NVIDIA H100 data sheet (SXM5 80GB HBM3); dense rates, half of those quoted with sparsity')
+        """
+        device, found = self.device, dict(self.device.sources)
+        if device.stream:
+            found.pop("memory_bytes_per_s", None)
+            found.pop("memory_efficiency", None)
+        rows = [(_FIGURES.get(figure, figure), source) for figure, source in found.items()]
+        rows += [(f"{table.operation}s by shape ({table.dtype})", table.source) for table in device.tables]
+        rows += [("streaming by size", device.stream.source)] if device.stream else []
+        rows += [(f"collectives over {row.size} devices", row.points.source) for row in self.measured]
+        if {(row.size, row.stride) for row in self.measured} < set(self.axes()):
+            rows += [(level.name, level.source) for level in self.levels]
+        merged: dict[str, dict[str, None]] = {}
+        for figure, source in rows:
+            merged.setdefault(source, {})[figure] = None
+        return tuple((", ".join(figures), source) for source, figures in merged.items())
 
     def mesh_shapes(self, max_axes: int = 3) -> tuple[tuple[int, ...], ...]:
         """All meshes of the devices with up to `max_axes` axes, fewest axes first, then ascending.
@@ -253,7 +314,9 @@ def _example(name: str, platform: str) -> str:
 
 def _tpu_cluster(name: str, slices: int, dims: tuple[int, ...]) -> Cluster:
     prefix = f"{slices} x " if slices > 1 else ""
-    return Cluster(f"{prefix}{name}:{_join(dims)}", DEVICES[name], tpu_levels(name, slices, dims))
+    device = DEVICES[name]
+    device = replace(device, tables=compiled_tables(name, device.peak_flops_per_s))
+    return Cluster(f"{prefix}{name}:{_join(dims)}", device, tpu_levels(name, slices, dims))
 
 
 def _gpu_cluster(name: str, hosts: int, inside: int) -> Cluster:

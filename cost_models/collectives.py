@@ -15,6 +15,7 @@ A tensor gathered over two axes is a sequence of two collectives, priced one aft
 import numpy as np
 from numpy.typing import ArrayLike
 
+from .efficiency import linear
 from .links import COLLECTIVE_KINDS, CollectivePoints, Link
 
 
@@ -87,10 +88,7 @@ def collective_time_s(kind: str, link: Link, axis_size: int, payload_bytes: Arra
 
 def interpolate(points: CollectivePoints, payload_bytes: np.ndarray) -> np.ndarray:
     """Measured time: linear between points, flat before the first, with the last slope after the last."""
-    sizes, times = np.asarray(points.payload_bytes), np.asarray(points.time_s)
-    slope = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
-    beyond = np.maximum(payload_bytes - sizes[-1], 0.0)
-    return np.asarray(np.interp(payload_bytes, sizes, times) + beyond * slope)
+    return linear(payload_bytes, points.payload_bytes, points.time_s)
 
 
 def _latency_and_rate(kind: str, link: Link) -> tuple[float, float]:

@@ -11,6 +11,8 @@ is asked for.
 
 from dataclasses import dataclass
 
+from .efficiency import MatmulTable, StreamTable
+
 GIB = 2**30
 
 _TPU_DOCS = "cloud.google.com/tpu/docs"
@@ -36,6 +38,8 @@ class DeviceSpec:
       memory_efficiency: fraction of `memory_bytes_per_s` that streaming operations reach.
       op_overhead_s: time that every operation costs, whatever its size.
       sources: pairs of (figure, where it comes from).
+      tables: what matmuls reach by shape, at most one per operation and dtype; instead of `matmul_efficiency`.
+      stream: times of streaming by size; instead of `memory_bytes_per_s` and `memory_efficiency`.
     """
 
     name: str
@@ -48,6 +52,8 @@ class DeviceSpec:
     memory_efficiency: float
     op_overhead_s: float
     sources: tuple[tuple[str, str], ...]
+    tables: tuple[MatmulTable, ...] = ()
+    stream: StreamTable | None = None
 
     def __post_init__(self) -> None:
         rates = dict(self.peak_flops_per_s)
@@ -59,6 +65,8 @@ class DeviceSpec:
             raise ValueError(f"device {self.name}: efficiencies must be in (0, 1]")
         if not self.memory_bytes_per_s > 0 or not self.op_overhead_s >= 0:
             raise ValueError(f"device {self.name}: memory_bytes_per_s must be positive, op_overhead_s >= 0")
+        if len({(table.operation, table.dtype) for table in self.tables}) < len(self.tables):
+            raise ValueError(f"device {self.name}: one table per operation and dtype")
 
     def peak(self, dtype: object) -> float:
         """Peak dense FLOP/s for operands of `dtype` (a dtype or its name).
@@ -74,6 +82,19 @@ class DeviceSpec:
         while name not in rates:
             name = _wider(name)
         return rates[name]
+
+    def table(self, operation: str, dtype: object) -> MatmulTable | None:
+        """The table for an operation on operands of `dtype`; a convolution without one takes that of matmuls.
+
+        A dtype without a table takes its nearest wider relative's, unless it has a peak of its own.
+        """
+        tables, rates = {(table.operation, table.dtype): table for table in self.tables}, dict(self.peak_flops_per_s)
+        name = str(dtype)
+        while True:
+            found = tables.get((operation, name)) or tables.get(("matmul", name))
+            if found or name in rates or name == "float32":
+                return found
+            name = _wider(name)
 
 
 def _wider(dtype: str) -> str:

@@ -34,6 +34,15 @@ class CollectivePoints:
 
 
 @dataclass(frozen=True)
+class AxisPoints:
+    """Measured times of one kind of collective along axes of `size` devices, `stride` apart in the cluster's order."""
+
+    size: int
+    stride: int
+    points: CollectivePoints
+
+
+@dataclass(frozen=True)
 class Link:
     """What the devices along one mesh axis have between them; rates are bytes per second that each sends.
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import os
+import tempfile
 
 DEVICE_COUNT = 8
 _COUNT_FLAG = "--xla_force_host_platform_device_count"
@@ -14,6 +15,8 @@ _COUNT_FLAG = "--xla_force_host_platform_device_count"
 os.environ["JAX_PLATFORMS"] = "cpu"
 if _COUNT_FLAG not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_COUNT_FLAG}={DEVICE_COUNT}".strip()
+# A profile of the developer's machine must not change what is planned here.
+os.environ["AUTOPLAN_CACHE"] = tempfile.mkdtemp(prefix="autoplan-tests-")
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
