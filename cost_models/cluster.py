@@ -5,12 +5,14 @@ v5e:4x4        one TPU slice with a torus of 4 x 4 chips
 8xH100         one host with 8 GPUs
 4x8xH100       4 such hosts
 cpu:8          8 simulated devices on one CPU
+my.toml        a cluster of one's own, from a file (`clusterfile.load_cluster`)
 """
 
 from dataclasses import dataclass, replace
 import math
 import re
 
+from .clusterfile import ClusterFileError, is_cluster_file, load_cluster
 from .cpu import MEASURED, cpu_device
 from .devices import ALIASES, DEVICE_KINDS, DEVICES, DeviceSpec
 from .efficiency import compiled_tables
@@ -19,7 +21,8 @@ from .links import AxisPoints, Link, MeshLinks
 from .topology import Level, axis_link, mesh_links, topology_dims
 
 GRAMMAR = (
-    "'v5e:4x4' (TPU slice), '2 x v5e:8x8' (slices), '8xH100' (host), '4x8xH100' (hosts), 'cpu:8' (simulated)"
+    "'v5e:4x4' (TPU slice), '2 x v5e:8x8' (slices), '8xH100' (host), '4x8xH100' (hosts), 'cpu:8' (simulated), "
+    "'my.toml' (a file)"
 )
 
 _FIGURES = {
@@ -162,11 +165,17 @@ def parse_cluster(text: str) -> Cluster:
     """The cluster that `text` describes (see the module's text for the grammar; case and spaces are free).
 
     Raises:
-      ClusterError: the text does not follow the grammar, or names a device or a shape that does not exist.
+      ClusterError: the text does not follow the grammar, or names a device or a shape that does not exist; or the
+        file is wrong.
 
     >>> parse_cluster("4x8xH100").num_devices
     32
     """
+    if is_cluster_file(str(text)):
+        try:
+            return Cluster(*load_cluster(str(text).strip()))
+        except ClusterFileError as error:
+            raise ClusterError(str(error)) from None
     compact = re.sub(r"\s+", "", str(text))
     colon = re.fullmatch(r"(?:(-?\d+)x)?([a-z][\w.-]*):([-\dx.]+)", compact, re.IGNORECASE)
     gpus = re.fullmatch(r"((?:-?\d+x)*)([a-z][\w.-]*)", compact, re.IGNORECASE)

@@ -11,8 +11,8 @@ with N devices, groups of n, and B bytes of payload: B1 up to 512 KiB, B2 from t
 system. Every copy goes through the same memory: unlike on a wire, what counts is the payload, hardly the size
 of the group.
 
-The constants are defaults, fitted to `tests/cost_models/measure_cpu.py` on one machine (`MEASURED`); profiled
-figures of the user's own machine replace them.
+The constants are defaults, fitted to measurements on one machine (`MEASURED`); a profile of the user's own machine
+(`autoplan profile`, `profile.calibrate`) replaces them.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from .links import CollectivePoints, Link
 
 MEASURED = (
     "measured 2026-11-30 with jax 0.10.2 on a 2-core x86-64 container (AMD EPYC 2.4 GHz, AVX2, 32 MiB L3) by"
-    " tests/cost_models/measure_cpu.py with 8, 4 and 2 simulated devices, medians of 9"
+    " what is now `autoplan profile` with 8, 4 and 2 simulated devices, medians of 9"
 )
 
 _MACHINE_FLOPS_PER_S = 107e9  # matmuls of 128 to 1024 on all devices: 86 to 117e9; bfloat16 alike

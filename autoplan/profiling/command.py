@@ -34,7 +34,7 @@ def run(cluster: str | None, *, quick: bool, as_json: bool, clear: bool, wanted:
       clear: remove the stored profile instead.
       wanted: what to measure, instead of the platform's `sizes`.
     Raises:
-      DeviceError: the devices at hand are not those of the cluster.
+      DeviceError: the devices at hand are not those of the cluster, or the profile cannot be written.
       ClusterError: nothing is known of the devices at hand.
     """
     described, found = _devices_of(cluster, needed=not clear)
@@ -50,6 +50,12 @@ def run(cluster: str | None, *, quick: bool, as_json: bool, clear: bool, wanted:
     except KeyboardInterrupt:
         print(f"\nautoplan profile: stopped. Run it again to go on; {path} keeps what was measured", file=sys.stderr)
         return INTERRUPTED
+    except OSError as error:
+        raise DeviceError(
+            "a profile must be kept",
+            got=f"{error.strerror} at {path}",
+            action=f"Set {store.CACHE_VARIABLE} to a folder that can be written",
+        ) from error
     if as_json:
         print(profile.to_json(), end="", flush=True)
     else:
@@ -92,7 +98,7 @@ def _stored(path: Path, cluster: Cluster) -> Profile | None:
     """The profile to go on with, finished or not; one that cannot be read is begun anew."""
     try:
         profile = Profile.from_json(path.read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (ProfileError, UnicodeDecodeError) as error:
         print(f"autoplan profile: {path} is measured anew: {error}", file=sys.stderr)

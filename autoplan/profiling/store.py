@@ -47,7 +47,7 @@ def find_profile(cluster: Cluster) -> Profile | None:
     path = profile_path(cluster)
     try:
         profile = Profile.from_json(path.read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (ProfileError, OSError, UnicodeDecodeError) as error:
         warnings.warn(
