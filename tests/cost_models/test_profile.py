@@ -115,7 +115,7 @@ def test_axes_take_what_was_measured_along_them_or_along_their_like() -> None:
 
 
 def test_sources_say_which_figure_came_from_where() -> None:
-    before = {figures: source for figures, source in parse_cluster("cpu:4").describe_sources()}
+    before = dict(parse_cluster("cpu:4").describe_sources())
     assert any("memory bandwidth" in figures and "measured 2026-11-30" in before[figures] for figures in before)
     sources = {source: figures for figures, source in calibrate(parse_cluster("cpu:4"), PROFILE).describe_sources()}
     measured = sources["profile of 2026-12-01, jax 0.10.2, a machine"]
