@@ -290,7 +290,7 @@ class Traced:
         options = self.options
         if options.plan is not None:
             check_program(options.plan, self.trace.fingerprint, self.trace.inputs)
-            return options.plan
+            return options.plan.with_trace(self.trace)
         target = devices.resolve(options.cluster)
         mesh = target.fixed_mesh
         if mesh is None:
@@ -303,7 +303,7 @@ class Traced:
             layout=options.layout,
             budget_s=options.budget_s,
             **({"axis_names": mesh.axis_names} if mesh else {}),
-        )
+        ).with_trace(self.trace)
 
     def __str__(self) -> str:
         return str(self.trace.jaxpr)

@@ -12,12 +12,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 import math
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jax.sharding import PartitionSpec
 
 from . import planfile, records, report, units
-from .errors import describe_array
+from .errors import PlanError, describe_array
+
+if TYPE_CHECKING:
+    from .verification import Verification
 
 Spec = tuple[tuple[str, ...], ...]
 """The layout of a value: for each dim the mesh axes that split it, major first; `()` is a whole dim."""
@@ -246,6 +249,8 @@ class Plan:
     constraints: tuple[Constraint, ...] = ()
     notes: tuple[str, ...] = ()
 
+    _trace = None  # the Trace that the plan is for; see `with_trace`. No annotation: it is no field
+
     def __post_init__(self) -> None:
         if self.version != planfile.VERSION:
             raise ValueError(f"version: expected {planfile.VERSION}, got {self.version!r}")
@@ -300,6 +305,38 @@ class Plan:
           OSError: the file cannot be read.
         """
         return planfile.read(path, cls)
+
+    def verify(self, *, full: bool = False, timeout_s: float = 600) -> "Verification":
+        """Compiles the plan's program for its cluster, which need not be there, and compares.
+
+        Simulated CPU devices need nothing; TPUs need libtpu (the extra `tpu-aot`), GPUs JAX's CUDA plugin
+        (`gpu-aot`), and neither needs the hardware.
+
+        Args:
+          full: let the compiler generate code too, which takes far longer and tells no more.
+          timeout_s: after which compiling is given up.
+
+        Raises:
+          PlanError: the plan comes from a file and has no program, the compiler is not installed, or it refuses
+            the program.
+        """
+        from .verification import verify  # needs this module
+
+        if self._trace is None:
+            raise PlanError(
+                "verifying compiles the program that the plan is for",
+                got="a plan without its program, such as one from a file",
+                action="Call step.use_plan(plan).plan(...).verify(), with the step and its arguments",
+            )
+        return verify(self, self._trace, full=full, timeout_s=timeout_s)
+
+    def with_trace(self, trace: Any) -> "Plan":
+        """This plan, which from now on knows the `Trace` that it is for; no part of its value, and not saved."""
+        object.__setattr__(self, "_trace", trace)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_trace"}
 
     def to_json(self) -> str:
         """The text that `save` writes."""

@@ -1,0 +1,244 @@
+"""Compiling a planned step ahead of time, for devices that need not be there.
+
+The step is emitted on an abstract mesh, exported (`jax.export`) for the platform and compiled by a child process
+(`child`) against a description of the devices: the TPU compiler of libtpu, the GPU compiler of JAX's CUDA plugin, or
+simulated CPU devices. If there are CPU devices enough here, a plan for them is compiled in this process.
+
+Generating code is nearly all of a TPU compilation's time, and no part of the answer: the optimised and scheduled
+program and its memory are dumped before. The child is stopped as soon as they are there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+import importlib.util
+import json
+import os
+from pathlib import Path
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+import jax
+import jax.export
+from jax.extend import core as jex_core
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+import numpy as np
+
+from ..cost_models import Cluster, parse_cluster
+from ..emit import emit
+from ..errors import PlanError
+from ..executable import build
+from ..plan import Plan
+from ..trace import Trace
+
+TPU_EXTRA = "pip install 'autoplan[tpu-aot]'"
+GPU_EXTRA = "pip install 'autoplan[gpu-aot]'"
+EXPORT_EXTRA = "pip install flatbuffers"
+
+_POLL_S = 0.1
+_DUMPED_PROGRAM = "*autoplan_step*after_optimizations_after_buffer_assignment.txt"
+_DUMPED_MEMORY = "*autoplan_step*memory-usage-report.txt"
+_GPU_TARGETS = {"H100": "h100.txtpb"}
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """What the compiler made of a step: its HLO text, its memory per device, and how long it took."""
+
+    text: str
+    peak_memory_bytes: float
+    compile_time_s: float
+
+
+def compile_plan(trace: Trace, plan: Plan, *, full: bool = False, timeout_s: float = 600) -> Compilation:
+    """Compiles the emitted program for the plan's cluster.
+
+    Args:
+      full: let the compiler finish, code generation included; else it is stopped when its answer is known.
+      timeout_s: after which compiling is given up.
+
+    Raises:
+      PlanError: what the platform needs is not installed, or the program does not compile.
+    """
+    cluster = parse_cluster(plan.cluster)
+    platform = cluster.device.platform
+    if platform == "cpu" and (mesh := _cpu_mesh(plan)) is not None:
+        return _compile_here(trace, plan, mesh)
+    _check_installed(platform)
+    with tempfile.TemporaryDirectory(prefix="autoplan-verify-") as name:
+        folder = Path(name)
+        _write_request(folder, trace, plan, cluster)
+        return _compile_in_child(folder, platform, plan.mesh.num_devices, full, timeout_s)
+
+
+def _cpu_mesh(plan: Plan) -> Mesh | None:
+    """A mesh of this process's CPU devices, if there are enough."""
+    devices = jax.devices("cpu")
+    if len(devices) < plan.mesh.num_devices:
+        return None
+    chosen = np.empty(plan.mesh.num_devices, dtype=object)
+    chosen[:] = devices[: plan.mesh.num_devices]
+    axis_types = (AxisType.Auto,) * len(plan.mesh.axis_names)
+    return Mesh(chosen.reshape(plan.mesh.axis_sizes), plan.mesh.axis_names, axis_types=axis_types)
+
+
+def _compile_here(trace: Trace, plan: Plan, mesh: Mesh) -> Compilation:
+    start_s = time.perf_counter()
+    compiled = build(trace, plan, mesh).compiled
+    memory = compiled.memory_analysis()
+    sizes = {name: getattr(memory, f"{name}_size_in_bytes") for name in ("argument", "output", "alias", "temp")}
+    return Compilation(compiled.as_text(), _peak(sizes), time.perf_counter() - start_s)
+
+
+def _peak(sizes: dict[str, float]) -> float:
+    return float(sizes["argument"] + sizes["output"] - sizes["alias"] + sizes["temp"])
+
+
+def _check_installed(platform: str) -> None:
+    def missing(module: str) -> bool:
+        return importlib.util.find_spec(module) is None
+
+    if platform == "tpu" and missing("libtpu"):
+        raise PlanError("verifying a plan for TPUs needs the TPU compiler", got="no libtpu", action=f"Run {TPU_EXTRA}")
+    if platform == "gpu" and missing("jax_plugins"):
+        raise PlanError(
+            "verifying a plan for GPUs needs JAX's CUDA plugin", got="no plugin", action=f"Run {GPU_EXTRA}"
+        )
+    if missing("flatbuffers"):
+        raise PlanError(
+            "verifying a plan for other devices exports its program", got="no flatbuffers",
+            action=f"Run {TPU_EXTRA if platform == 'tpu' else EXPORT_EXTRA}",
+        )  # fmt: skip
+
+
+def _write_request(folder: Path, trace: Trace, plan: Plan, cluster: Cluster) -> None:
+    platform = {"gpu": "cuda"}.get(cluster.device.platform, cluster.device.platform)
+    topology, options = _topology(cluster)
+    request = {
+        "platform": platform,
+        "topology": topology,
+        "topology_options": options,
+        "axis_names": plan.mesh.axis_names,
+        "axis_sizes": plan.mesh.axis_sizes,
+        "in_specs": [leaf.spec for leaf in plan.inputs],
+        "out_specs": [leaf.spec for leaf in plan.outputs],
+        "donated": [i for i, leaf in enumerate(trace.inputs) if leaf.donated],
+    }
+    (folder / "request.json").write_text(json.dumps(request))
+    (folder / "step.bin").write_bytes(_exported(trace, plan, platform))
+
+
+def _exported(trace: Trace, plan: Plan, platform: str) -> bytes:
+    """The emitted program on an abstract mesh, serialised for a platform."""
+    names = plan.mesh.axis_names
+    mesh = AbstractMesh(plan.mesh.axis_sizes, names, axis_types=(AxisType.Auto,) * len(names))
+    program = jex_core.jaxpr_as_fun(emit(trace, plan, mesh))
+
+    def step(*leaves: Any) -> list[Any]:
+        return program(*leaves)
+
+    jitted = jax.jit(
+        step,
+        in_shardings=tuple(NamedSharding(mesh, spec) for spec in plan.in_shardings),
+        out_shardings=[NamedSharding(mesh, spec) for spec in plan.out_shardings],
+    )
+    avals = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in trace.jaxpr.in_avals]
+    try:
+        return bytes(jax.export.export(jitted, platforms=(platform,))(*avals).serialize())
+    except (ValueError, NotImplementedError, TypeError) as error:
+        raise PlanError(
+            "a step is exported to be compiled for other devices", got=f"{type(error).__name__}: {error}",
+            action="Callbacks and custom kernels cannot be exported; verify on the cluster itself", source=trace.source,
+        ) from error  # fmt: skip
+
+
+def _topology(cluster: Cluster) -> tuple[str, dict[str, Any]]:
+    """(name, options) by which the compiler knows the cluster's devices."""
+    device, dims = cluster.device, cluster.dims
+    if device.platform == "gpu":
+        if device.name not in _GPU_TARGETS:
+            raise PlanError(
+                "verifying without the GPU needs a description of it", got=f"none of {device.name}",
+                action=f"Verify for {', '.join(_GPU_TARGETS)}",
+            )  # fmt: skip
+        target = (Path(__file__).parent / "targets" / _GPU_TARGETS[device.name]).read_text()
+        return device.name.lower(), {"target_config": target, "topology": f"1x{cluster.num_groups}x{dims[-1]}"}
+    if device.platform == "cpu":
+        return "", {}
+    options: dict[str, Any] = {"chip_config_name": "megacore"} if device.name == "v4" else {}
+    if cluster.num_groups > 1:
+        options["num_slices"] = cluster.num_groups
+    return re.sub(r"^\d+ x ", "", cluster.name), options
+
+
+def _compile_in_child(folder: Path, platform: str, num_devices: int, full: bool, timeout_s: float) -> Compilation:
+    start_s = time.perf_counter()
+    with (folder / "log.txt").open("w") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "autoplan.verification.child", str(folder)],
+            env=_environment(folder, platform, num_devices),
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+        )
+        try:
+            while (done := _answer(folder, platform, full)) is None:
+                if child.poll() is not None and (done := _answer(folder, platform, full)) is None:
+                    raise _failure((folder / "log.txt").read_text(errors="replace"))
+                if time.perf_counter() - start_s > timeout_s:
+                    raise PlanError(
+                        f"compiling must end within {timeout_s:g} s", got="no answer", action="Raise timeout_s"
+                    )
+                if done is not None:
+                    break
+                time.sleep(_POLL_S)
+        finally:
+            if child.poll() is None:
+                child.kill()
+            child.wait()
+    return Compilation(*done, time.perf_counter() - start_s)
+
+
+def _environment(folder: Path, platform: str, num_devices: int) -> dict[str, str]:
+    """The child's: no devices but the CPU's, this process's packages, and dumps of the program."""
+    dumps = f"--xla_dump_to={folder / 'dump'} --xla_dump_hlo_module_re=.*autoplan_step.*"
+    count = f"--xla_force_host_platform_device_count={num_devices}"
+    own = {
+        "JAX_PLATFORMS": "cpu",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",
+        "XLA_FLAGS": dumps if platform != "cpu" else count,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+    kept = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "TPU_LIBRARY_PATH")}
+    return kept | own
+
+
+def _answer(folder: Path, platform: str, full: bool) -> tuple[str, float] | None:
+    """(HLO text, peak memory) once they are written."""
+    if (folder / "compiled.txt").exists():
+        return (folder / "compiled.txt").read_text(), _peak(json.loads((folder / "memory.json").read_text()))
+    if full or platform != "tpu":
+        return None
+    programs, reports = list(folder.glob(f"dump/{_DUMPED_PROGRAM}")), list(folder.glob(f"dump/{_DUMPED_MEMORY}"))
+    if not programs or not reports:
+        return None
+    text, report = programs[0].read_text(), reports[0].read_text()
+    peak = re.search(r"Memory Space: default.*\nTotal bytes: (\d+)", report)
+    return (text, float(peak[1])) if peak and "\nENTRY " in text and text.endswith("}\n") else None
+
+
+def _failure(log: str) -> PlanError:
+    """What the compiler said, as one line: of an error's traceback, the error."""
+    errors = re.findall(r"^[\w.]*(?:Error|Exception|error): .*$", log, re.MULTILINE)
+    said = errors[-1] if errors else (log.strip().splitlines() or ["nothing"])[-1]
+    if "RESOURCE_EXHAUSTED" in said:
+        return PlanError(
+            "the compiled program must fit the memory", got=said[:400],
+            action="Plan again with a smaller `memory`, or more devices",
+        )  # fmt: skip
+    return PlanError("the emitted program must compile", got=said[:600], action="Report this plan as a bug")
