@@ -10,7 +10,8 @@ figures in the place of data sheets and built-in constants:
 
 with own_s = time_s - op_overhead_s, at least half of time_s. Times that fall with the size, which is noise, are
 levelled by isotonic regression of their logarithms. The peak of a simulated device is the best rate that was
-measured; an accelerator keeps its data sheet's, and `matmul_efficiency` is the best fraction of it.
+measured, and of other dtypes in proportion to float32's; an accelerator keeps its data sheet's, and
+`matmul_efficiency` is the best fraction of it.
 """
 
 from collections import defaultdict
@@ -172,7 +173,9 @@ def _calibrate_device(device: DeviceSpec, profile: Profile) -> DeviceSpec:
         for dtype in sorted({row.dtype for row in profile.of("matmul")})
     }
     if best and device.platform == "cpu":
-        changed["peak_flops_per_s"] = tuple((dict(device.peak_flops_per_s) | best).items())
+        rates = dict(device.peak_flops_per_s)
+        scale = best.get("float32", rates["float32"]) / rates["float32"]
+        changed["peak_flops_per_s"] = tuple({dtype: best.get(dtype, scale * rates[dtype]) for dtype in rates}.items())
     elif best:
         reached = max(rate / device.peak(dtype) for dtype, rate in best.items())
         changed["matmul_efficiency"] = min(1.0, reached)

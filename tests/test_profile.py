@@ -10,6 +10,7 @@ import pytest
 
 from autoplan import cli, devices, parallelize
 from autoplan.cost_models import COLLECTIVE_KINDS, WHATS, Profile, compute_time_s, parse_cluster
+from autoplan.errors import ClusterError
 from autoplan.profiling import command, find_profile, measure, profile_path, store
 from autoplan.profiling.programs import Sizes, sizes, tasks
 
@@ -62,6 +63,8 @@ def test_end_to_end_on_two_devices(cache: Path, capsys: pytest.CaptureFixture) -
 
     assert cli.main(["profile", "--cluster", "cpu:2", "--json"]) == cli.OK
     assert Profile.from_json(capsys.readouterr().out) == profile  # all was there already
+    assert cli.main(["profile", "--cluster", "cpu:2"]) == cli.OK
+    assert "All of it was there already" in capsys.readouterr().out
     assert cli.main(["profile", "--cluster", "cpu:2", "--clear"]) == cli.OK
     assert "removed" in capsys.readouterr().err and find_profile(cluster) is None
     assert cli.main(["profile", "--cluster", "cpu:2", "--clear"]) == cli.OK
@@ -119,6 +122,16 @@ def test_a_profile_changes_predictions(cache: Path) -> None:
     assert before.step_time_s < 0.01 and after.step_time_s > 1.0
     slow = devices.resolve("cpu:2").cluster.device
     assert compute_time_s(slow, 2 * 4 * 8 * 8, "float32", 0, [4, 8, 8]) > 1.0
+
+
+def test_a_cluster_file_can_be_planned_for(cache: Path) -> None:
+    path = cache / "lab.toml"
+    path.write_text('hosts = 2\ndevices_per_host = 2\n[device]\nlike = "A100"\n[network]\nbytes_per_s = 1e9\n')
+    plan = parallelize(lambda w: w * 2, cluster=str(path)).plan(jax.ShapeDtypeStruct((8, 8), "float32"))
+    assert plan.cluster == "lab" and plan.mesh.num_devices == 4
+    path.write_text('hosts = 2\ndevices_per_host = 2\n[device]\nlike = "A1000"\n')
+    with pytest.raises(ClusterError, match=r"lab\.toml: device\.like: expected a known device"):
+        parallelize(lambda w: w * 2, cluster=str(path))
 
 
 def test_where_profiles_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ _COUNT_FLAG = "--xla_force_host_platform_device_count"
 _WIDTH = 110
 
 
-def run(cluster: str | None, *, quick: bool, as_json: bool, clear: bool, wanted: Sizes | None = None) -> int:
+def run(cluster: str | None, *, quick: bool, as_json: bool, clear: bool) -> int:
     """Runs the command and returns its exit code.
 
     Args:
@@ -32,7 +32,6 @@ def run(cluster: str | None, *, quick: bool, as_json: bool, clear: bool, wanted:
       quick: fewer sizes and repetitions.
       as_json: print the profile file instead of a table.
       clear: remove the stored profile instead.
-      wanted: what to measure, instead of the platform's `sizes`.
     Raises:
       DeviceError: the devices at hand are not those of the cluster, or the profile cannot be written.
       ClusterError: nothing is known of the devices at hand.
@@ -43,10 +42,11 @@ def run(cluster: str | None, *, quick: bool, as_json: bool, clear: bool, wanted:
         print(f"removed {path}" if path.exists() else f"there is no profile at {path}", file=sys.stderr)
         path.unlink(missing_ok=True)
         return 0
-    wanted = wanted or sizes(described.device.platform, quick)
+    wanted, complete = sizes(described.device.platform, quick), "quick" if quick else "full"
+    _warn_of_load(described)
     try:
-        profile = _stored(path, described) or measure.new_profile(described, found)
-        profile = _measured(profile, described, found, wanted, "quick" if quick else "full", path)
+        before = _stored(path, described) or measure.new_profile(described, found)
+        profile = _measured(before, described, found, wanted, complete, path)
     except KeyboardInterrupt:
         print(f"\nautoplan profile: stopped. Run it again to go on; {path} keeps what was measured", file=sys.stderr)
         return INTERRUPTED
@@ -60,7 +60,8 @@ def run(cluster: str | None, *, quick: bool, as_json: bool, clear: bool, wanted:
         print(profile.to_json(), end="", flush=True)
     else:
         show(profile, Console(width=None if sys.stdout.isatty() else _WIDTH))
-        print(f"Kept at {path}: plans for {described.name} use it from now on.")
+        again = " All of it was there already; --clear removes it." if profile.rows == before.rows else ""
+        print(f"Kept at {path}: plans for {described.name} use it from now on.{again}")
     return 0
 
 
@@ -92,6 +93,16 @@ def _simulate(count: int) -> None:
     flags = re.sub(rf"{_COUNT_FLAG}=\S*", "", os.environ.get("XLA_FLAGS", ""))
     os.environ["XLA_FLAGS"] = f"{flags} {_COUNT_FLAG}={count}".strip()
     jax.config.update("jax_platforms", "cpu")
+
+
+def _warn_of_load(cluster: Cluster) -> None:
+    """Simulated devices share the processor with whatever else runs on it."""
+    busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if cluster.device.platform == "cpu" and sys.stderr.isatty() and busy > max(1, store.cores() / 2):
+        print(
+            f"autoplan profile: other programs keep {busy:.1f} of {store.cores()} cores busy; times will be too long",
+            file=sys.stderr,
+        )
 
 
 def _stored(path: Path, cluster: Cluster) -> Profile | None:
