@@ -229,7 +229,7 @@ def _answer(folder: Path, platform: str, full: bool) -> tuple[str, float] | None
         return None
     text, report = programs[0].read_text(), reports[0].read_text()
     peak = re.search(r"Memory Space: default.*\nTotal bytes: (\d+)", report)
-    return (text, float(peak[1])) if peak and "\nENTRY " in text and text.endswith("}\n") else None
+    return (text, float(peak[1])) if peak and "\nENTRY " in text and text.rstrip().endswith("\n}") else None
 
 
 def _failure(log: str) -> PlanError:
