@@ -100,7 +100,7 @@ def _warn_of_load(cluster: Cluster) -> None:
     busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     if cluster.device.platform == "cpu" and sys.stderr.isatty() and busy > max(1, store.cores() / 2):
         print(
-            f"autoplan profile: other programs keep {busy:.1f} of {store.cores()} cores busy; times will be too long",
+            f"autoplan profile: the load is {busy:.1f} on {store.cores()} cores: beside other programs, times are long",
             file=sys.stderr,
         )
 
