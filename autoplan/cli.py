@@ -1,9 +1,9 @@
 """The command line: `autoplan plan FILE:FUNCTION --cluster CLUSTER` plans a step without any device and
-prints why; `autoplan profile` measures the devices at hand.
+prints why; `autoplan verify` compiles the plan as well and compares; `autoplan profile` measures the devices at hand.
 
-`main` returns the exit code: 0 for a plan, 1 if there is none (nothing fits, or the user's code failed), 2 if
-the command itself is wrong. Errors are one message on stderr; `--debug` adds the traceback. What the user's
-code prints goes to stderr too, so that stdout holds the report or the JSON alone.
+`main` returns the exit code: 0 for a plan, 1 if there is none (nothing fits, or the user's code failed) or if the
+compiler makes something else of it, 2 if the command itself is wrong. Errors are one message on stderr; `--debug`
+adds the traceback. What the user's code prints goes to stderr too, so that stdout holds the report or the JSON alone.
 """
 
 from __future__ import annotations
@@ -75,6 +75,21 @@ exit codes:
   130  stopped by Ctrl-C"""
 
 
+_VERIFY_EPILOG = f"""\
+FILE:FUNCTION and the options are those of `autoplan plan`. The compiler is JAX's own for cpu:N, libtpu's for
+TPUs (pip install 'autoplan[tpu-aot]') and that of JAX's CUDA plugin for GPUs (pip install 'autoplan[gpu-aot]');
+none needs the hardware.
+
+examples:
+  autoplan verify train.py:train_step --cluster v5e:4x4
+  autoplan verify train.py:train_step --cluster v5e:4x4 --plan plan.json --json
+
+exit codes:
+  {OK}  the compiled program fits, and at most 1 % of what it sends was not planned
+  {FAILED}  it does not, or there is no plan, or it cannot be compiled here
+  {USAGE}  wrong usage: an unknown option, file, function, cluster or size"""
+
+
 class _UsageError(Exception):
     """The command is wrong."""
 
@@ -113,6 +128,17 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     text = "plan a step and print what was chosen, what it costs and why"
     plan = commands.add_parser("plan", help=text, description=text, epilog=_PLAN_EPILOG, formatter_class=raw)
+    _add_step_options(plan)
+    plan.add_argument("--save", metavar="PATH", help="write the plan file there")
+    plan.add_argument("--json", action="store_true", help="print the plan file's text instead of the report")
+    plan.set_defaults(run=_run_plan, command="plan")
+    _add_verify(commands)
+    _add_profile(commands)
+    return parser
+
+
+def _add_step_options(plan: argparse.ArgumentParser) -> None:
+    """What step to plan, and how: the options that `plan` and `verify` share."""
     plan.add_argument("target", metavar="FILE:FUNCTION", help="the step")
     plan.add_argument(
         "--cluster",
@@ -139,12 +165,36 @@ def _parser() -> argparse.ArgumentParser:
         help="the mesh's shape, such as 2x4 (default: the best)",
     )
     plan.add_argument("--layout", choices=LAYOUTS, help="auto searches; the others force a classic layout")
-    plan.add_argument("--save", metavar="PATH", help="write the plan file there")
-    plan.add_argument("--json", action="store_true", help="print the plan file's text instead of the report")
     plan.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    plan.set_defaults(run=_run_plan, command="plan")
-    _add_profile(commands)
-    return parser
+
+
+def _add_verify(commands: argparse._SubParsersAction) -> None:
+    text = "plan a step, compile the plan without the cluster, and compare what the compiler made of it"
+    verify = commands.add_parser(
+        "verify",
+        help=text,
+        description=text,
+        epilog=_VERIFY_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_step_options(verify)
+    verify.add_argument("--plan", metavar="PATH", help="verify this plan file instead of searching")
+    verify.add_argument("--full", action="store_true", help="let the compiler generate code too")
+    verify.add_argument(
+        "--timeout", type=float, default=600.0, metavar="SECONDS", help="give up compiling after that (default: 600)"
+    )
+    verify.add_argument("--json", action="store_true", help="print all that was found as JSON instead of the report")
+    verify.set_defaults(run=_run_verify, command="verify")
+
+
+def _run_verify(options: argparse.Namespace) -> int:
+    if "JAX_PLATFORMS" not in os.environ:
+        jax.config.update("jax_platforms", "cpu")
+    with contextlib.redirect_stdout(sys.stderr):
+        plan = _make_plan(options, Plan.load(options.plan) if options.plan else None)
+        verification = plan.verify(full=options.full, timeout_s=options.timeout)
+    print(verification.to_json() if options.json else verification, end="" if options.json else "\n", flush=True)
+    return OK if verification.ok else FAILED
 
 
 def _add_profile(commands: argparse._SubParsersAction) -> None:
@@ -193,7 +243,8 @@ def _run_plan(options: argparse.Namespace) -> int:
     return OK
 
 
-def _make_plan(options: argparse.Namespace) -> Plan:
+def _make_plan(options: argparse.Namespace, known: Plan | None = None) -> Plan:
+    """The plan of the step that the options name; `known` if it is for that step."""
     step = _load(options.target)
     if options.args:
         make_args = _load(options.args)
@@ -214,6 +265,7 @@ def _make_plan(options: argparse.Namespace) -> Plan:
         "memory": options.memory,
         "mesh_shape": options.mesh,
         "layout": options.layout,
+        "plan": known,
     }
     given = {name: value for name, value in given.items() if value is not None}
     with _program(f"{options.target} cannot be planned"):
