@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 import re
 
 from ..cost_models import wire_bytes
@@ -32,7 +33,8 @@ KINDS = {
 """XLA's opcodes and the kinds that they are priced as."""
 
 _REDUCE_SCATTER = "all-reduce-scatter"
-_NOT_THE_USERS = re.compile(r"site-packages|dist-packages|/lib/python\d|^<|/autoplan/(?!tests)[\w/]*\.py$")
+_OWN = str(Path(__file__).parents[1])
+_INSTALLED = re.compile(r"site-packages|dist-packages|/lib/python\d|^<")
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,8 @@ def _members(site: Site, module: Module, axis_sizes: dict[str, int]) -> tuple[in
 def source_of(module: Module, instruction: Instruction) -> str:
     """The user's line that an instruction was made for, as "file:line (function)"; "" if none is known."""
     for frame in module.stack(instruction):
-        if not _NOT_THE_USERS.search(frame.file):
+        if frame.file.startswith(_OWN):
+            return ""  # a constraint of the plan; outside of it is who called autoplan, not the step
+        if not _INSTALLED.search(frame.file):
             return f"{frame.file}:{frame.line}" + (f" ({frame.function})" if frame.function else "")
     return ""
