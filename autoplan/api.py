@@ -322,6 +322,8 @@ def _updated(options: Options, **changes: Any) -> Options:
         changes["memory_bytes"] = None if memory is None else parse_bytes(memory)
     if "mesh_shape" in changes:
         changes["mesh_shape"] = _checked_shape(changes["mesh_shape"])
+    if "budget_s" in changes:
+        changes["budget_s"] = _checked_budget(changes["budget_s"])
     if "plan" in changes:
         changes["plan"] = _checked_plan(changes["plan"])
     if changes.get("layout", "auto") not in LAYOUTS:
@@ -354,7 +356,23 @@ def _checked_shape(mesh_shape: Iterable[int] | None) -> tuple[int, ...] | None:
             got=repr(mesh_shape),
             action="Write, for instance, mesh_shape=(4, 2)",
         )
+    if len(shape) > len(AXIS_NAMES):
+        raise PlanError(
+            f"a mesh has up to {len(AXIS_NAMES)} axes",
+            got=f"mesh_shape={shape}",
+            action="Join axes, or leave out those of size 1",
+        )
     return shape
+
+
+def _checked_budget(budget_s: float | None) -> float | None:
+    if budget_s is not None and not (isinstance(budget_s, int | float) and budget_s > 0):
+        raise PlanError(
+            "`budget_s` is a number of seconds above 0, or None for no limit",
+            got=repr(budget_s),
+            action="Leave it out for the default",
+        )
+    return budget_s
 
 
 def _pinned_mesh(in_shardings: Any) -> Mesh | None:

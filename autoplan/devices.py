@@ -108,9 +108,9 @@ def run_mesh(target: Target, shape: MeshShape) -> Mesh:
     if len(devices) < shape.num_devices:
         platform = devices[0].platform if devices else "no"
         raise DeviceError(
-            f"running on {target.cluster.name} needs {shape.num_devices} devices for the mesh ({shape})",
+            f"the plan's mesh ({shape}) needs {shape.num_devices} devices",
             got=f"{len(devices)} {platform} device{'s' * (len(devices) != 1)}",
-            action="Plan for the devices that are there by leaving `cluster=` out, or simulate it on CPU: "
+            action="Plan anew for the devices that are there (leave `cluster=` and `plan=` out), or simulate on CPU: "
             f"XLA_FLAGS=--xla_force_host_platform_device_count={shape.num_devices} and JAX_PLATFORMS=cpu in "
             "the environment before jax is imported",
         )

@@ -1,14 +1,21 @@
-"""What the compiler keeps in memory: which values are written out, and which live only inside a fusion.
+"""What the compiler keeps in memory: which values are written out, and which live only inside fusions.
 
-A first model of XLA's fusion: cheap elementwise work is computed where it is read. A value is written out if
-a heavy operation makes it or reads it, if it leaves the step or a loop body, or if it is read again much later
-(a residual of the forward pass).
+A model of XLA's fusion. What a contraction, a reduction, a gather or the like makes is written out, and so is what they
+read. Elementwise work between is done where it is read, again in every reader, as long as that moves fewer bytes than
+writing it once would:
+
+    written  <=>  n * sources > sources + (1 + n) * own     (bytes of it and of its written sources; n reading fusions)
+
+So the backward pass makes exp(x) again from x rather than keeping it, but sums of many tensors are kept. Compiled TPU
+programs agree (a GPT keeps scores and probabilities, the inputs and outputs of its GELUs, and nothing else of them).
 """
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from .graph import Graph
+from .graph import Graph, Node, Value
 
 # Operations that XLA fuses into what reads them. Everything else writes its result out.
 FUSIBLE = frozenset("""
@@ -19,31 +26,136 @@ random_wrap random_unwrap real reduce_precision rem reshape rev round rsqrt sele
 shift_right_arithmetic shift_right_logical sign sin sinh slice sqrt square squeeze stop_gradient sub tan tanh xor
 random_bits threefry2x32 one_minus_square optimization_barrier sharding_constraint transpose
 """.split())
-# Reductions read fused producers but write their own result.
-_READS_FUSED = FUSIBLE | frozenset(
-    "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin reduce_precision".split())
-# A fused value that is read this many positions after it was made is kept rather than computed again.
-FAR = 40
+# These read fused producers but write their own result.
+_READS_FUSED = FUSIBLE | frozenset("""
+reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin gather dynamic_slice
+""".split())
+# Rounds in which what is written and what reads it are found together.
+ROUNDS = 2
+# These write their result over their first operand, if nothing else reads that.
+_IN_PLACE = frozenset("scatter scatter_add scatter_mul scatter_min scatter_max dynamic_update_slice".split())
+# XLA:CPU does not compute these again.
+EXPENSIVE = frozenset("""
+acos acosh asin asinh atan atan2 atanh cbrt cos cosh digamma div erf erf_inv erfc exp exp2 expm1 lgamma log log1p
+logistic pow rem rsqrt sin sinh sqrt tan tanh random_bits threefry2x32
+""".split())
 
 
-def written_values(graph: Graph) -> np.ndarray:
-    """Whether each value is written to memory; bool `[values]`."""
-    written = np.zeros(len(graph.values), bool)
+@dataclass(frozen=True)
+class Fusions:
+    """By value: whether it is written to memory, and which written values are read to make it."""
+
+    written: np.ndarray  # bool [values]
+    sources: tuple[frozenset[int], ...]
+
+
+def fusions_of(graph: Graph, platform: str) -> Fusions:
+    narrow_only = [narrowed_only(graph, value.index) for value in graph.values]
+    written = np.array([_is_written_anyway(graph, value, narrow_only) for value in graph.values], bool)
+    for _ in range(ROUNDS):  # what is written decides how many fusions read the rest, and the other way round
+        sources, written = _decide(graph, _num_fusions(graph, written), narrow_only, platform)
+    return Fusions(written, sources)
+
+
+def _is_written_anyway(graph: Graph, value: Value, narrow_only: list[bool]) -> bool:
+    producer = graph.nodes[value.producer]
+    if producer.kind == "narrow":
+        return narrow_only[graph.uses[producer.operands[0]].value]
+    if producer.kind == "op" and narrow_only[value.index]:
+        return False
+    if not _is_fusible(graph, producer):
+        return True
+    return bool(graph.uses_of[value.index]) and not _is_broadcast(graph, producer, value) \
+        and _leaves_fusions(graph, value)
+
+
+def _is_fusible(graph: Graph, node: Node) -> bool:
+    return node.kind == "op" and (node.name in FUSIBLE or _is_one_hot(graph, node))
+
+
+def _is_one_hot(graph: Graph, node: Node) -> bool:
+    """A scatter into zeros of one element per row, as the gradient of `take_along_axis` is: XLA selects instead."""
+    if node.name.replace("-", "_") != "scatter_add" or len(node.operands) < 2:
+        return False
+    zeros, updates = (graph.values[graph.uses[u].value] for u in (node.operands[0], node.operands[-1]))
+    rows = [size for size in updates.shape if size > 1]
+    return graph.nodes[zeros.producer].name in ("broadcast_in_dim", "constant") and any(
+        rows == [size for d, size in enumerate(zeros.shape) if d != dim and size > 1]
+        for dim in range(len(zeros.shape)))
+
+
+def _num_fusions(graph: Graph, written: np.ndarray) -> list[int]:
+    """By value, how many fusions (or other operations) read it, itself or in what is made of it."""
+    count = [0] * len(graph.values)
+    for value in reversed(graph.values):
+        for number in graph.uses_of[value.index]:
+            reader = graph.nodes[graph.uses[number].node]
+            inside = [v for v in reader.results if not written[v]] if reader.kind in ("op", "narrow") else []
+            count[value.index] += max(1, sum(count[v] for v in inside))
+    return count
+
+
+def _decide(graph: Graph, count: list[int], narrow_only: list[bool], platform: str
+            ) -> tuple[tuple[frozenset[int], ...], np.ndarray]:
+    """(written values that are read to make each value, whether each is written)."""
+    size = [np.prod(value.shape, dtype=float) * value.itemsize for value in graph.values]
+    written = np.array([_is_written_anyway(graph, value, narrow_only) for value in graph.values], bool)
+    dear = np.zeros(len(graph.values), bool)  # has work in it that XLA:CPU does not do again
+    sources: list[frozenset[int]] = []
     for value in graph.values:
-        producer = graph.nodes[value.producer]
-        if producer.kind == "narrow":
-            written[value.index] = narrowed_only(graph, graph.uses[producer.operands[0]].value)
+        v, producer = value.index, graph.nodes[value.producer]
+        operands = [graph.uses[u].value for u in producer.operands]
+        sources.append(frozenset().union(*(sources[o] if not written[o] else {o} for o in operands)))
+        if written[v] or producer.kind != "op" or narrow_only[v] or not count[v] \
+                or _is_broadcast(graph, producer, value):
             continue
-        if producer.kind == "op" and narrowed_only(graph, value.index):
-            continue
-        if producer.kind != "op" or producer.name not in FUSIBLE:
-            written[value.index] = True
-            continue
-        readers = [graph.nodes[graph.uses[u].node] for u in graph.uses_of[value.index]]
-        heavy = any(r.kind not in ("op",) or r.name not in _READS_FUSED for r in readers)
-        far = any(r.position - producer.position > FAR for r in readers)
-        written[value.index] = bool(readers) and (heavy or far) and not _is_broadcast(graph, producer, value)
-    return written
+        every = sum(size[o] for o in sources[v])
+        dear[v] = producer.name in EXPENSIVE or any(dear[o] and not written[o] for o in operands)
+        written[v] = count[v] * every > every + (1 + count[v]) * size[v] or (
+            platform == "cpu" and bool(dear[v]) and count[v] > 1)
+    return tuple(sources), written
+
+
+def _leaves_fusions(graph: Graph, value: Value) -> bool:
+    """Whether something reads a value that is no elementwise work, or is done more often, or behind a barrier."""
+    if value.index in graph.barred:
+        return True
+    producer = graph.nodes[value.producer]
+    readers = [graph.nodes[graph.uses[u].node] for u in graph.uses_of[value.index]]
+    return any(r.region != producer.region or not (_is_fusible(graph, r) or r.kind == "op" and r.name in _READS_FUSED)
+               for r in readers)
+
+
+def overwrites(graph: Graph, fusions: Fusions, value: Value, last: list[int]) -> bool:
+    """Whether a value takes the place of one that is read there for the last time."""
+    producer = graph.nodes[value.producer]
+    if producer.kind != "op":
+        return False
+    if _is_fusible(graph, producer):
+        candidates = fusions.sources[value.index]
+    elif producer.name.replace("-", "_") in _IN_PLACE:
+        candidates = {graph.uses[producer.operands[0]].value}
+    else:
+        return False
+    sources = (graph.values[v] for v in candidates if fusions.written[v] and last[v] == producer.position)
+    return any(source.shape == value.shape and source.itemsize >= value.itemsize
+               and graph.nodes[source.producer].kind != "input" for source in sources)
+
+
+def last_reads(graph: Graph, written: np.ndarray) -> list[int]:
+    """By value, the last position at which it is read; reads in a loop last until its end, and what a fusion reads is
+    read where the fusion is. -1: never."""
+    last = [-1] * len(graph.values)
+    for value in reversed(graph.values):
+        outside = graph.nodes[value.producer].region
+        for number in graph.uses_of[value.index]:
+            reader = graph.nodes[graph.uses[number].node]
+            inside = [region for region in reader.region if region not in outside]
+            end = graph.region_ends[inside[0]] if inside else reader.position
+            if reader.kind in ("op", "narrow"):
+                end = max([end, *(last[v] for v in reader.results if not written[v])])
+            last[value.index] = max(last[value.index], end)
+    return last
 
 
 def narrowed_only(graph: Graph, value: int) -> bool:

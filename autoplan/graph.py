@@ -101,6 +101,7 @@ class Graph:
     num_positions: int
     region_ends: tuple[int, ...]  # by region, the last position inside it
     notes: tuple[str, ...]
+    barred: frozenset[int]  # values that the compiler may not make again: remat regions read them behind a barrier
 
     def producer_of(self, value: int) -> Node:
         """The node of the program that makes a value; of a narrowed one, what makes the wide one."""
@@ -162,6 +163,7 @@ class _Builder:
         self.region: tuple[int, ...] = ()
         self.region_ends: list[int] = []
         self.notes: dict[str, None] = {}
+        self.barred: set[int] = set()
 
     def node(self, kind: str, *, rule: Rule | None = None, eqn=None, key=(), weight=1.0, name="", source="",
              dtype="") -> int:
@@ -222,6 +224,8 @@ class _Builder:
             return self.while_loop(eqn, operands, site, weight)
         if name == "cond":
             return self.cond(eqn, operands, site, weight)
+        if name == "optimization_barrier" or eqn.params.get("prevent_cse"):
+            self.barred.update(v for v in operands if v is not None)
         if name in TRANSPARENT and len(subs) >= 1 and len(subs[0].jaxpr.invars) == len(operands):
             return self.walk(subs[0].jaxpr, self.filled(operands, eqn, site, weight), (*site, 0), weight)
         return self.operation(eqn, operands, site, weight)
@@ -418,7 +422,8 @@ def _freeze(builder: _Builder, inputs, outputs) -> Graph:
         uses_of[use.value].append(i)
     notes = list(builder.notes) + _unknown_notes(nodes, rules, builder.values)
     return Graph(nodes, tuple(builder.values), tuple(builder.uses), tuple(rules), tuple(map(tuple, uses_of)),
-                 tuple(inputs), tuple(outputs), builder.position + 1, tuple(builder.region_ends), tuple(notes))
+                 tuple(inputs), tuple(outputs), builder.position + 1, tuple(builder.region_ends), tuple(notes),
+                 frozenset(builder.barred))
 
 
 def _unknown_notes(nodes, rules, values) -> list[str]:

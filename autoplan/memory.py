@@ -13,6 +13,7 @@ import scipy.sparse as sp
 
 from . import layouts
 from .folding import TO_STATE, TO_VIEW
+from .fusion import last_reads, overwrites
 from .problem import ClassProblem
 from .search import Buffer
 from .trace import Trace
@@ -87,10 +88,13 @@ def memory_model(shell: ClassProblem, trace: Trace) -> MemoryModel:
     donated = {trace_in: trace.inputs[trace_in].donated for trace_in in range(len(trace.inputs))}
     paired = dict(trace.state_pairs)
     in_place = {graph.outputs[o] for i, o in trace.state_pairs if donated[i]}
+    last = last_reads(graph, shell.written)
     input_of = {node: i for i, node in enumerate(graph.inputs)}
     for value in graph.values:
         if shell.written[value.index] and shell.full_bytes(value.index) > 0:
-            start, stop = _lifetime(shell, value, in_place, input_of, donated, paired)
+            start, stop = _lifetime(graph, value, last[value.index], in_place, input_of, donated, paired)
+            if start + 1 < stop and overwrites(graph, shell.fusions, value, last):
+                start += 1
             _add_value(collector, value, start, stop)
     for number, arc in enumerate(folded.arcs):
         narrow = graph.nodes[graph.values[arc.value].producer].kind == "narrow"
@@ -101,9 +105,8 @@ def memory_model(shell: ClassProblem, trace: Trace) -> MemoryModel:
     return MemoryModel(tuple(collector.buffers), tuple(collector.labels), which, start, stop, graph.num_positions)
 
 
-def _lifetime(shell, value, in_place, input_of, donated, paired) -> tuple[int, int]:
+def _lifetime(graph, value, last_read: int, in_place, input_of, donated, paired) -> tuple[int, int]:
     """First position, and one past the last, at which a value is held."""
-    graph = shell.folded.graph
     producer = graph.nodes[value.producer]
     end = graph.num_positions
     if producer.kind == "input":
@@ -112,19 +115,13 @@ def _lifetime(shell, value, in_place, input_of, donated, paired) -> tuple[int, i
             return 0, end
     if producer.kind == "const":
         return 0, end
-    stop = producer.position + 1
-    uses = list(graph.uses_of[value.index])
-    for number in uses:
-        use = graph.uses[number]
-        reader = graph.nodes[use.node]
-        if reader.kind == "output":
-            stop = max(stop, producer.position + 1 if number in in_place else end)
-            continue
-        if reader.kind == "narrow" and not shell.written[reader.results[0]]:
-            uses += graph.uses_of[reader.results[0]]
-        inside = [r for r in reader.region if r not in producer.region]
-        stop = max(stop, (graph.region_ends[inside[0]] if inside else reader.position) + 1)
-    return producer.position, min(stop, end)
+    leaves = {number for number in graph.uses_of[value.index] if graph.nodes[graph.uses[number].node].kind == "output"}
+    if leaves - in_place:
+        return producer.position, end
+    if leaves:
+        last_read = max((graph.nodes[graph.uses[number].node].position for number in graph.uses_of[value.index]
+                         if number not in leaves), default=producer.position)
+    return producer.position, min(max(producer.position, last_read) + 1, end)
 
 
 def _add_value(collector: _Collector, value, start: int, stop: int) -> None:

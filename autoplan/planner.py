@@ -1,8 +1,9 @@
 """The planner: mesh shapes, classic layouts and the search, from a trace to a plan.
 
-For each mesh shape the classic layouts are scored first, as restrictions of the choice problem; the best that
+On the first mesh shape the classic layouts are scored first, as restrictions of the choice problem; the best that
 fits is the incumbent. The whole problem is then solved with the incumbent as cutoff, so a shape that cannot
-win is given up as soon as its bound says so. If the best choice does not fit, the problem is solved again with
+win is given up as soon as its bound says so; the classic layouts of one that does win are scored after, to be compared.
+If the best choice does not fit, the problem is solved again with
 a memory row for every program point that can be the peak.
 """
 from __future__ import annotations
@@ -19,7 +20,7 @@ from . import layouts
 from .assemble import Scored, collectives, constraints, input_leaves, output_leaves
 from .classics import Roles, batched_inputs, named_parts, restrict, roles_of
 from .cost_models import Cluster
-from .errors import MemoryLimitError, PinError, check_divisible
+from .errors import DeviceError, MemoryLimitError, PinError, check_divisible
 from .folding import Folded, fold
 from .graph import build_graph
 from .memory import MemoryModel, memory_model
@@ -108,6 +109,7 @@ def make_plan(trace: Trace, cluster: Cluster, *, memory_bytes: float | None = No
     Raises:
       MemoryLimitError: nothing fits; says the smallest limit that would do, and what fills the memory.
       PinError: a pinned layout is impossible on the mesh.
+      DeviceError: `mesh_shape` is not that of the cluster.
     """
     started = time.perf_counter()
     phases = Phases()
@@ -131,6 +133,10 @@ def make_plan(trace: Trace, cluster: Cluster, *, memory_bytes: float | None = No
 
 
 def _shapes(cluster: Cluster, mesh_shape, layout: str) -> tuple[tuple[int, ...], ...]:
+    if mesh_shape is not None and math.prod(mesh_shape) != cluster.num_devices:
+        raise DeviceError(f"a mesh takes all devices of its cluster: {cluster.name} has {cluster.num_devices}",
+                          got=f"mesh_shape={tuple(mesh_shape)}, which is {math.prod(mesh_shape)} devices",
+                          action=f"Give sizes whose product is {cluster.num_devices}, or another cluster")
     if mesh_shape is not None:
         return (tuple(mesh_shape),)
     return cluster.mesh_shapes(1 if layout != "auto" else 3)
@@ -153,19 +159,33 @@ def _solve_shape(setting: Setting, shape, names, layout: str, before: Sequence[O
         forced = _solve(setting, shell, memory, layout, names, masks=masks)
         setting.phases.end("search")
         return [forced]
+    best = min((o.cost_s for o in before), default=math.inf)
+    if not fixed and math.isfinite(best):
+        free = _solve(setting, shell, memory, "auto", names, cutoff=best)
+        setting.phases.end("search")
+        if free.cost_s >= best:  # then no classic layout of this shape can win either
+            return [free]
+        return [*_classics(setting, shell, memory, named, names, free.cost_s), free]
+    classics = _classics(setting, shell, memory, named, names, best)
+    start = min(classics, key=lambda o: o.cost_s, default=None)
+    initial = start.scored.choice if start is not None and start.scored is not None else None
+    cutoff = min((o.cost_s for o in [*before, *classics]), default=math.inf)
+    free = _solve(setting, shell, memory, "auto", names, cutoff=cutoff, initial=initial)
+    setting.phases.end("search")
+    return [*classics, free]
+
+
+def _classics(setting: Setting, shell: ClassProblem, memory: MemoryModel, named: dict[str, tuple[str, ...]], names,
+              best: float) -> list[Outcome]:
+    """The classic layouts of one mesh shape, worked out as far as they are not hopeless beside the best."""
     outcomes: list[Outcome] = []
     for name, parts in named.items():
-        if _uneven_batch(setting, shape, parts):
+        if _uneven_batch(setting, shell.machine.shape, parts):
             continue
-        best = min((o.cost_s for o in [*before, *outcomes]), default=math.inf)
+        best = min([best, *(o.cost_s for o in outcomes)])
         outcomes.append(_solve(setting, shell, memory, name, names, masks=restrict(shell, setting.roles, parts),
                                cutoff=HOPELESS * best, compared_only=True))
     setting.phases.end("classic layouts")
-    cutoff = min((o.cost_s for o in [*before, *outcomes]), default=math.inf)
-    start = min(outcomes, key=lambda o: o.cost_s, default=None)
-    initial = start.scored.choice if start is not None and start.scored is not None else None
-    outcomes.append(_solve(setting, shell, memory, "auto", names, cutoff=cutoff, initial=initial))
-    setting.phases.end("search")
     return outcomes
 
 
@@ -320,11 +340,11 @@ def _nothing_fits(setting: Setting, outcomes: Sequence[Outcome]) -> MemoryLimitE
         return MemoryLimitError("no layout is allowed by the pins and the memory limit",
                                 got=f"{limit} per device on {setting.cluster.name}",
                                 action="Loosen in_shardings, or raise `memory`", source=source)
-    smallest = math.ceil(best.peak_memory_bytes * (1 + MEMORY_TOLERANCE))
+    smallest = math.ceil(best.peak_memory_bytes * (1 - MEMORY_TOLERANCE))
     return MemoryLimitError(
         "the step must fit the memory of each device", smallest_bytes=smallest,
-        got=f"a limit of {limit}; the smallest that works on {setting.cluster.name} is {format_bytes(smallest)} "
-            f"({smallest} bytes; {_largest(best)})",
+        got=f"a limit of {limit} ({setting.limit_bytes:.0f} bytes); the smallest that works on {setting.cluster.name} "
+            f"is {format_bytes(smallest)} ({smallest} bytes; {_largest(best)})",
         action="Raise `memory`, use more devices, a smaller batch, or jax.checkpoint", source=source)
 
 

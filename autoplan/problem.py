@@ -17,9 +17,9 @@ import numpy as np
 from . import layouts
 from .cost_models import compute_time_s
 from .folding import TO_STATE, TO_VIEW, Arc, Folded
-from .fusion import written_values
+from .fusion import Fusions, fusions_of
 from .graph import Node
-from .reshard import Machine, reshard_time_s
+from .reshard import Machine, applying_steps, reshard_time_s
 from .search import Problem
 from .strategies import Strategies, enumerate_strategies, layout_strategies
 
@@ -43,7 +43,7 @@ class ClassProblem:
     """The problem and how to read its answer.
 
     `strategies[c]` are those of class c; `kinds` holds one arc of each kind and the weight of all; `edge_of[arc]`
-    is the problem's edge of each arc (-1 within a class); `written[value]` whether a value is kept in memory.
+    is the problem's edge of each arc (-1 within a class); `fusions` says what is kept in memory.
     """
 
     folded: Folded
@@ -52,7 +52,12 @@ class ClassProblem:
     kinds: dict[ArcKind, tuple[Arc, float]]
     problem: Problem
     edge_of: np.ndarray
-    written: np.ndarray
+    fusions: Fusions
+
+    @property
+    def written(self) -> np.ndarray:
+        """Whether each value is kept in memory, bool `[values]`."""
+        return self.fusions.written
 
     def strategy(self, vertex: int, choice: np.ndarray) -> int:
         return int(choice[self.folded.class_of[vertex]])
@@ -80,13 +85,13 @@ class ClassProblem:
 def build_problem(folded: Folded, machine: Machine, allowed: dict[int, Callable[[np.ndarray], np.ndarray]]
                   ) -> ClassProblem:
     """The problem of `folded` on `machine`. `allowed[node]` tells which layouts `[n, axes]` a pinned input may take."""
-    written = written_values(folded.graph)
+    fusions = fusions_of(folded.graph, machine.device.platform)
     strategies = _strategies(folded, machine.shape, allowed)
     groups = _arcs_by_kind(folded)
     kinds = {kind: (folded.arcs[arcs[0]], sum(folded.arcs[a].weight for a in arcs)) for kind, arcs in groups.items()}
     shell = ClassProblem(folded, machine, strategies, kinds, Problem((), np.zeros((0, 2), np.int64), ()),
-                         np.full(len(folded.arcs), -1, np.int64), written)
-    node_costs = [_class_costs(folded, machine, strategies, written, c) for c in range(len(strategies))]
+                         np.full(len(folded.arcs), -1, np.int64), fusions)
+    node_costs = [_class_costs(folded, machine, strategies, fusions.written, c) for c in range(len(strategies))]
     pairs, costs = [], []
     cache: dict = {}
     for kind, (arc, weight) in kinds.items():
@@ -193,7 +198,9 @@ def _reshard_matrix(full_bytes: float, before: np.ndarray, after: np.ndarray, ma
     """Reshard times `[n, m]`; computed once per pair of distinct layout sets and size."""
     p, row = layouts.unique(before)
     q, column = layouts.unique(after)
-    key = (full_bytes, p.tobytes(), q.tobytes(), p.shape, q.shape)
-    if key not in cache:
-        cache[key] = reshard_time_s(full_bytes, p, q, machine)
-    return cache[key][np.ix_(row, column)]
+    pair = (p.tobytes(), q.tobytes(), p.shape, q.shape)
+    if pair not in cache:
+        cache[pair] = applying_steps(p, q, machine)
+    if (full_bytes, pair) not in cache:
+        cache[full_bytes, pair] = reshard_time_s(full_bytes, p, q, machine, cache[pair])
+    return cache[full_bytes, pair][np.ix_(row, column)]

@@ -58,13 +58,14 @@ def steps(full_bytes: float, before: np.ndarray, after: np.ndarray, machine: Mac
     p, q = np.broadcast_arrays(p, q)
     axes = range(len(sizes))
     local = np.broadcast_to((full_bytes / layouts.parts(before, sizes))[:, None], p.shape[:2])
-    # 1. Slices, and sums that are completed onto a dim.
+    # 1. Slices, and sums that are completed onto a dim. XLA:CPU forms no reduce-scatters: it reduces, then slices.
+    scatter_kind = "all-reduce" if machine.device.platform == "cpu" else "reduce-scatter"
     first = _after_slices(p, q)
     for a in axes:
         local = local / np.where((p[..., a] == WHOLE) & (q[..., a] >= 0), sizes[a], 1)
     for a in axes:
         scatter = (p[..., a] < WHOLE) & (q[..., a] >= 0)
-        yield Step("reduce-scatter", a, scatter, local)
+        yield Step(scatter_kind, a, scatter, local)
         local = local / np.where(scatter, sizes[a], 1)
     share = local
     for a in sorted(axes, key=lambda a: -machine.links[a].bytes_per_s):
@@ -159,18 +160,26 @@ def impossible(before: np.ndarray, after: np.ndarray) -> np.ndarray:
     return ((q < WHOLE) & (p != q)).any(axis=-1)
 
 
-def reshard_time_s(full_bytes: float, before: np.ndarray, after: np.ndarray, machine: Machine) -> np.ndarray:
-    """Seconds from each layout of `before` `[n, axes]` to each of `after` `[m, axes]`; inf if impossible."""
+def reshard_time_s(full_bytes: float, before: np.ndarray, after: np.ndarray, machine: Machine,
+                   unit_steps: Sequence[Step] | None = None) -> np.ndarray:
+    """Seconds from each layout of `before` `[n, axes]` to each of `after` `[m, axes]`; inf if impossible.
+
+    `unit_steps` are the `steps` of one byte, where they are known already.
+    """
     time_s = np.zeros((len(before), len(after)))
-    for step in steps(full_bytes, before, after, machine):
-        if step.applies.any():
-            time_s += np.where(step.applies, collective_time_s(
-                step.kind, machine.links[step.axis], machine.shape[step.axis], step.payload_bytes), 0.0)
+    for step in applying_steps(before, after, machine) if unit_steps is None else unit_steps:
+        link, size = machine.links[step.axis], machine.shape[step.axis]
+        time_s[step.applies] += collective_time_s(step.kind, link, size, full_bytes * step.payload_bytes[step.applies])
     changed = (before[:, None, :] != after[None, :, :]).any(axis=-1)
     # Every reshard also writes its result once.
     written = full_bytes / layouts.parts(after, machine.shape) / machine.device.memory_bytes_per_s
     time_s += np.where(changed, written[None, :], 0.0)
     return np.where(impossible(before, after), np.inf, time_s)
+
+
+def applying_steps(before: np.ndarray, after: np.ndarray, machine: Machine) -> tuple[Step, ...]:
+    """The `steps` of one byte that any pair of layouts takes."""
+    return tuple(step for step in steps(1.0, before, after, machine) if step.applies.any())
 
 
 def collectives_between(full_bytes: float, before: Sequence[int], after: Sequence[int], machine: Machine

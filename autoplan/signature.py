@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import inspect
 from typing import Any
 
+from .errors import PlanError
+
 Names = str | Iterable[str] | None
 Numbers = int | Iterable[int] | None
 
@@ -71,23 +73,63 @@ def signature_of(
     donate_argnums: Numbers = None,
     donate_argnames: Names = None,
 ) -> Signature:
-    """The signature of `fun`; numbers and names are completed from each other, as `jax.jit` does."""
+    """The signature of `fun`; numbers and names are completed from each other, as `jax.jit` does.
+
+    Raises:
+      PlanError: a number or name is of no parameter.
+    """
     try:
         parameters = list(inspect.signature(fun).parameters.values())
     except (ValueError, TypeError):  # some builtins have none
-        parameters = []
+        parameters = None
+    for option, numbers, names in (
+        ("static", static_argnums, static_argnames),
+        ("donate", donate_argnums, donate_argnames),
+    ):
+        if parameters is not None:
+            _check_numbers(f"{option}_argnums", _tuple(numbers), parameters)
+            _check_names(f"{option}_argnames", _tuple(names), parameters)
+    parameters = parameters or []
     positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     variadic = next((p.name for p in parameters if p.kind == p.VAR_POSITIONAL), None)
 
     def resolve(numbers: Numbers, names: Names) -> tuple[frozenset[int], frozenset[str]]:
-        given_numbers = () if numbers is None else (numbers,) if isinstance(numbers, int) else tuple(numbers)
-        given_names = () if names is None else (names,) if isinstance(names, str) else tuple(names)
-        found = {n + len(positional) if n < 0 else n for n in given_numbers}
+        found = {n + len(positional) if n < 0 else n for n in _tuple(numbers)}
         if numbers is None:
-            found |= {positional.index(name) for name in given_names if name in positional}
+            found |= {positional.index(name) for name in _tuple(names) if name in positional}
         inferred = {positional[n] for n in found if n < len(positional)} if names is None else set()
-        return frozenset(found), frozenset(given_names) | inferred
+        return frozenset(found), frozenset(_tuple(names)) | inferred
 
     static, donated = resolve(static_argnums, static_argnames), resolve(donate_argnums, donate_argnames)
     name = getattr(fun, "__name__", None) or type(fun).__name__
     return Signature(fun, name, tuple(positional), variadic, *static, *donated)
+
+
+def _tuple(given: Names | Numbers) -> tuple[Any, ...]:
+    return () if given is None else (given,) if isinstance(given, int | str) else tuple(given)
+
+
+def _check_numbers(option: str, numbers: tuple[int, ...], parameters: list[inspect.Parameter]) -> None:
+    count = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    if any(p.kind == p.VAR_POSITIONAL for p in parameters):
+        return
+    for number in numbers:
+        if not -count <= number < count:
+            raise PlanError(
+                f"`{option}` are positions of the step's parameters",
+                got=f"{number}, and there are {count} positional parameters",
+                action=f"Give positions from 0 to {count - 1}",
+            )
+
+
+def _check_names(option: str, names: tuple[str, ...], parameters: list[inspect.Parameter]) -> None:
+    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    if any(p.kind == p.VAR_KEYWORD for p in parameters):
+        return
+    for name in names:
+        if name not in known:
+            raise PlanError(
+                f"`{option}` are names of the step's parameters",
+                got=repr(name),
+                action=f"Give some of {', '.join(known)}",
+            )

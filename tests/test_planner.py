@@ -121,3 +121,18 @@ def test_a_tpu_gathers_in_bfloat16_what_only_its_matrix_unit_reads(cluster: str,
     sums = [c for c in plan.collectives if c.kind == "reduce-scatter"]
     assert gathers and {c.wire_bytes for c in gathers} == {7 / 8 * 256 * 1024 * size}
     assert {c.wire_bytes for c in sums} == {7 / 8 * 256 * 1024 * 4}
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"donate_argnames": "prams"}, ("`donate_argnames`", "'prams'", "weights, x")),
+    ({"donate_argnums": 2}, ("`donate_argnums`", "got 2", "0 to 1")),
+    ({"static_argnums": -3}, ("`static_argnums`", "got -3")),
+    ({"static_argnames": ("x", "y")}, ("`static_argnames`", "'y'")),
+    ({"mesh_shape": (2, 2, 2, 1)}, ("3 axes", "(2, 2, 2, 1)")),
+    ({"mesh_shape": (3, 3)}, ("(3, 3)", "9 devices", "8xH100 has 8")),
+    ({"budget_s": -1}, ("`budget_s`", "-1")),
+])
+def test_wrong_options_are_refused_by_name(options: dict, words: tuple[str, ...]) -> None:
+    with pytest.raises(autoplan.PlanError) as refused:
+        plan_of(**options)
+    assert all(word in str(refused.value) for word in words)

@@ -104,7 +104,7 @@ def _check_installed(platform: str) -> None:
 
     if platform == "tpu" and missing("libtpu"):
         raise PlanError("verifying a plan for TPUs needs the TPU compiler", got="no libtpu", action=f"Run {TPU_EXTRA}")
-    if platform == "gpu" and missing("jax_plugins"):
+    if platform == "gpu" and missing("jax_cuda12_plugin"):
         raise PlanError(
             "verifying a plan for GPUs needs JAX's CUDA plugin", got="no plugin", action=f"Run {GPU_EXTRA}"
         )
