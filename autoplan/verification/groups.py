@@ -12,7 +12,8 @@ import numpy as np
 
 _LISTS = re.compile(r"replica_groups=\{(\{[0-9,{} ]*\})?\}")
 _IOTA = re.compile(r"replica_groups=\[([0-9,]+)\]<=\[([0-9,]+)\](?:T\(([0-9,]+)\))?")
-_MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:, *device_ids=\(([^)]*)\))?\s*\{([^}]*)\}")
+_MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:, *device_ids=\(((?:[^()]|\([^()]*\))*)\))?\s*\{([^}]*)\}")
+_IDS = re.compile(r"\[([0-9,]+)\](?:T\(([0-9,]+)\))?")
 _PAIRS = re.compile(r"source_target_pairs=\{([0-9,{} ]*)\}")
 
 
@@ -31,6 +32,8 @@ def replica_groups(attributes: str, num_devices: int) -> tuple[tuple[int, ...], 
         return _rows(devices.reshape(_integers(found[1])))
     if (found := _LISTS.search(attributes)) and found[1]:
         return tuple(tuple(_integers(group)) for group in re.findall(r"\{([0-9, ]+)\}", found[1]))
+    if "replica_groups=" in attributes and "replica_groups={}" not in attributes:
+        raise ValueError(f"replica groups in an unknown notation: {attributes[:160]}")
     return (tuple(range(num_devices)),)
 
 
@@ -66,11 +69,20 @@ def _mesh_groups(axes: str, device_ids: str | None, used: str) -> tuple[tuple[in
         chosen.append((name, 1 if size else 0))
     places = [(name, part) for name, split in parts.items() for part in range(len(split))]
     shape = [size for split in parts.values() for size in split]
-    ids = np.asarray(_integers(device_ids)) if device_ids else np.arange(math.prod(shape))
+    ids = _device_ids(device_ids) if device_ids else np.arange(math.prod(shape))
     inside = [places.index(place) for place in chosen]
     outside = [i for i in range(len(places)) if i not in inside]
     count = math.prod(shape[i] for i in inside)
     return _rows(ids.reshape(shape).transpose(outside + inside).reshape(-1, count))
+
+
+def _device_ids(text: str) -> np.ndarray:
+    """The devices of a mesh, row-major: a list, or `[2,4]T(1,0)`, which is iota reshaped and transposed."""
+    found = _IDS.match(text)
+    if not found:
+        return np.asarray(_integers(text))
+    ids = np.arange(math.prod(_integers(found[1]))).reshape(_integers(found[1]))
+    return (ids.transpose(_integers(found[2])) if found[2] else ids).reshape(-1)
 
 
 def _rows(devices: np.ndarray) -> tuple[tuple[int, ...], ...]:

@@ -21,6 +21,7 @@ from autoplan.verification.groups import replica_groups, source_target_pairs, va
         ("replica_groups=mesh['x'=2,'y'=2] {'x','y'}", ((0, 1, 2, 3),)),
         ("replica_groups=mesh['x'=4] {'x':(1)2}", ((0, 2), (1, 3))),
         ("replica_groups=mesh['x'=4] {'x':(2)2}", ((0, 1), (2, 3))),
+        ("replica_groups=mesh['a'=2,'b'=1,'c'=2], device_ids=([2,2]T(1,0)) {'a'}", ((0, 1), (2, 3))),
         ("replica_groups=mesh['x'=2,'y'=2], device_ids=(3,2,1,0) {'y'}", ((3, 2), (1, 0))),
     ],
 )
@@ -38,3 +39,8 @@ def test_source_target_pairs():
 )
 def test_axes_of_a_group(devices, axes):
     assert varying_axes(devices, {"x": 2, "y": 4}) == axes
+
+
+def test_an_unknown_notation_is_no_group_of_all():
+    with pytest.raises(ValueError, match="unknown notation"):
+        replica_groups("replica_groups=magic[4]", 4)
