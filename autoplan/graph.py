@@ -241,13 +241,15 @@ class _Builder:
                       for v, a in zip(operands, eqn.invars))
         key = (eqn.primitive.name, _params_key(eqn), avals)
         dtype = _name_of(getattr(eqn.invars[0].aval, "dtype", "")) if eqn.invars else ""
+        addresses = [Address("operand", site, i) for i in range(len(operands))]
+        if self.narrow and _reads_narrow(eqn):  # their nodes come before the one that reads them
+            operands = [self.narrowed_value(v, address, weight)
+                        if v is not None and self.values[v].dtype == "float32" else v
+                        for v, address in zip(operands, addresses)]
         node = self.node("op", eqn=eqn, key=key, weight=weight, name=eqn.primitive.name,
                          source=compat.source_line(eqn), dtype=dtype)
-        for i, value in enumerate(operands):
+        for value, address in zip(operands, addresses):
             if value is not None:
-                address = Address("operand", site, i)
-                if self.narrow and self.values[value].dtype == "float32" and _reads_narrow(eqn):
-                    value = self.narrowed_value(value, address, weight)
                 self.use(node, value, address, weight)
         return [self.result(node, v.aval, Address("result", site, i)) for i, v in enumerate(eqn.outvars)]
 

@@ -182,3 +182,17 @@ def test_every_use_is_at_the_address_where_the_program_reads_it() -> None:
                 jaxpr, eqn = compat.subjaxprs(eqn)[number].jaxpr, None
         found = (eqn.invars if where == "operand" else jaxpr.outvars)[index]
         assert found.aval.shape == graph.values[use.value].shape, use
+
+
+def test_narrow_nodes_come_before_what_reads_them_and_are_shared() -> None:
+    def step(x, w):
+        return jnp.tanh(x @ w) @ w.T + x @ w, w + 1
+
+    with jax.default_matmul_precision("default"):
+        trace = trace_step(step, (array(8, 8), array(8, 8)), {})
+    graph = build_graph(trace, narrow=True)
+    narrow = [node for node in graph.nodes if node.kind == "narrow"]
+    assert len(narrow) == 4  # of x, w, tanh and w.T; the second x @ w reads those of the first
+    for node in graph.nodes:
+        assert all(graph.values[graph.uses[u].value].producer < node.index for u in node.operands)
+    assert not any(node.kind == "narrow" for node in build_graph(trace).nodes)

@@ -123,6 +123,15 @@ def test_a_tpu_gathers_in_bfloat16_what_only_its_matrix_unit_reads(cluster: str,
     assert {c.wire_bytes for c in sums} == {7 / 8 * 256 * 1024 * 4}
 
 
+def test_classic_layouts_look_through_what_a_tpu_narrows() -> None:
+    with jax.default_matmul_precision("default"):
+        kinds = {layout: {c.kind for c in plan_of(*arguments(4096), cluster="v5e:2x4", layout=layout).collectives}
+                 for layout in ("data", "fsdp", "tensor")}
+    assert kinds["data"] == {"all-reduce"}
+    assert kinds["fsdp"] == {"all-gather", "reduce-scatter", "all-reduce"}  # the last for the loss
+    assert "all-gather" not in kinds["tensor"] or "reduce-scatter" in kinds["tensor"]
+
+
 @pytest.mark.parametrize(("options", "words"), [
     ({"donate_argnames": "prams"}, ("`donate_argnames`", "'prams'", "weights, x")),
     ({"donate_argnums": 2}, ("`donate_argnums`", "got 2", "0 to 1")),
