@@ -163,9 +163,9 @@ def _solve_shape(setting: Setting, shape, names, layout: str, before: Sequence[O
     if not fixed and math.isfinite(best):
         free = _solve(setting, shell, memory, "auto", names, cutoff=best)
         setting.phases.end("search")
-        if free.cost_s >= best:  # then no classic layout of this shape can win either
+        if free.solution.status is Status.CUTOFF:  # then no classic layout of this shape can win either
             return [free]
-        return [*_classics(setting, shell, memory, named, names, free.cost_s), free]
+        return [*_classics(setting, shell, memory, named, names, min(best, free.cost_s)), free]
     classics = _classics(setting, shell, memory, named, names, best)
     start = min(classics, key=lambda o: o.cost_s, default=None)
     initial = start.scored.choice if start is not None and start.scored is not None else None
