@@ -5,13 +5,18 @@ from __future__ import annotations
 import itertools
 import math
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from autoplan import layouts
 from autoplan.cost_models import parse_cluster
 from autoplan.layouts import PARTIAL, WHOLE
-from autoplan.reshard import Machine, collectives_between, reshard_time_s
+from autoplan.plan import to_partition_spec
+from autoplan.reshard import Machine, collectives_between, path, reshard_time_s
+from autoplan.verification.hlo import parse
+from autoplan.verification.traffic import collectives_of
 
 
 def machine(*shape: int, cluster: str = "8xH100") -> Machine:
@@ -87,3 +92,31 @@ def test_times_are_zero_only_where_nothing_changes_and_infinite_where_a_sum_cann
         if not unmade:
             listed = sum(t.time_s for t in collectives_between(64e6, p, q, machine(2, 4)))
             assert time_s[i, j] >= listed
+
+
+@pytest.mark.endtoend
+@pytest.mark.parametrize(("shape", "rank", "samples"), [((2, 4), 2, 36), ((2, 2, 2), 3, 36)])
+def test_the_partitioner_makes_what_is_priced(shape: tuple, rank: int, samples: int) -> None:
+    """Layout by layout along `path`. Asked for the last alone, it gathers whole values in every tenth case."""
+    names = ("x", "y", "z")[:len(shape)]
+    mesh = jax.make_mesh(shape, names, axis_types=(jax.sharding.AxisType.Auto,) * len(shape))
+    on = machine(*shape, cluster="cpu:8")
+    every = layouts.all_layouts((32,) * rank, shape)
+    array = jax.ShapeDtypeStruct((32,) * rank, jnp.float32)
+
+    def sharding(layout: tuple) -> jax.sharding.NamedSharding:
+        return jax.sharding.NamedSharding(mesh, to_partition_spec(layouts.to_spec(layout, rank, names)))
+
+    for a, b in np.random.default_rng(0).integers(0, len(every), (samples, 2)):
+        before, after = tuple(map(int, every[a])), tuple(map(int, every[b]))
+        way = path(before, after)
+
+        def reshard(x, way=way):
+            for layout in way:
+                x = jax.lax.with_sharding_constraint(x, sharding(layout))
+            return x
+
+        compiled = jax.jit(reshard, in_shardings=sharding(before), out_shardings=sharding(after)).lower(array).compile()
+        made, _ = collectives_of(parse(compiled.as_text()), dict(zip(names, shape)))
+        sent = sum(c.wire_bytes for c in collectives_between(4 * 32**rank, before, after, on))
+        assert sum(c.total_bytes for c in made) == pytest.approx(sent), (before, after)
