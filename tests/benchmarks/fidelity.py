@@ -134,7 +134,7 @@ def _verified(plan: Any) -> Row:
         "flops": v.flops,
         "unknown_loops": v.unknown_loops,
         "compile_s": v.compile_time_s,
-        "rematerialised": getattr(v, "rematerialised", said.text.count(SPMD_WARNING)),
+        "rematerialised": getattr(v, "rematerialised", said.text.count(SPMD_WARNING) if v.step_time_s is None else None),
     }
 
 
