@@ -101,21 +101,24 @@ def constraints(scored: Scored, axis_names: Sequence[str]) -> tuple[Constraint, 
             out.append(Constraint(address.site, address.where, address.index, spec, tuple(way), again))
 
     seen: set[tuple[int, Layout]] = set()
+    moved: set[int] = set()  # values that some reader reshards: were they not held, their makers would follow it
     for arc in sorted(shell.folded.arcs, key=lambda a: _position(shell, a)):
         given, wanted = shell.layouts_of(arc, scored.choice)
         if arc.operand == TO_VIEW or given == wanted or _pending(wanted) or _is_narrow(graph, arc):
             continue
         put(graph.uses[arc.use].address, path(given, wanted), graph.values[arc.value], (arc.value, wanted) in seen)
         seen.add((arc.value, wanted))
+        moved.add(arc.value)
     for use, ways, again in _ways_of_narrow_reads(scored):
         put(use.address, ways, graph.values[use.value], again)
+        moved.add(graph.uses[graph.nodes[graph.values[use.value].producer].operands[0]].value)
     for value, ways in zip(graph.values, _ways_of_values(scored)):
         producer = graph.nodes[value.producer]
         if value.address.where == "input" and not value.address.site:
             ways = ways[1:]  # arguments come in their layouts
         if value.address.where == "nowhere":
             continue
-        if len(ways) > 1 or ways and not _follows(scored, producer, value, ways[0]):
+        if len(ways) > 1 or ways and (value.index in moved or not _follows(scored, producer, value, ways[0])):
             put(value.address, ways, value)
     return tuple(out)
 

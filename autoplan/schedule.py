@@ -28,24 +28,28 @@ def updates_first(graph: Graph, unit_of: Sequence[int], in_place: Collection[int
     """
     count = max(unit_of, default=NOWHERE) + 1
     readers: list[set[int]] = [set() for _ in range(count)]
-    leaves = [False] * count
+    leaves, reach = [False] * count, [0] * count  # reach: the set of outputs that a unit leads to, as bits
+    number_of = {use: k for k, use in enumerate(graph.outputs)}
     for value in graph.values:
         unit = unit_of[value.producer]
         for number in graph.uses_of[value.index] if unit != NOWHERE else ():
             reader = unit_of[graph.uses[number].node]
             if reader == NOWHERE:
                 leaves[unit] |= number not in in_place
+                reach[unit] |= 1 << number_of[number]
             elif reader != unit:
                 readers[unit].add(reader)
     eager = [False] * count
     for unit in reversed(range(count)):
         eager[unit] = not leaves[unit] and all(eager[reader] for reader in readers[unit])
-    return _placed(graph, unit_of, _order(readers, eager))
+        for reader in readers[unit]:
+            reach[unit] |= reach[reader]
+    return _placed(graph, unit_of, _order(readers, eager, [bits.bit_count() for bits in reach]))
 
 
-def _order(readers: Sequence[set[int]], eager: Sequence[bool]) -> list[int]:
-    """Program order, but for eager units, which run when the last of their operands is there; those that need nothing
-    but inputs run just before the first that reads them."""
+def _order(readers: Sequence[set[int]], eager: Sequence[bool], reach: Sequence[int]) -> list[int]:
+    """Program order, but for eager units, which run when the last of their operands is there, those that lead to the
+    fewest outputs first; those that need nothing but inputs run just before the first that reads them."""
     operands: list[list[int]] = [[] for _ in readers]
     for unit, found in enumerate(readers):
         for reader in found:
@@ -56,7 +60,7 @@ def _order(readers: Sequence[set[int]], eager: Sequence[bool]) -> list[int]:
     missing = [sum(not lazy[o] for o in found) for found in operands]
     order: list[int] = []
     done = [False] * len(readers)
-    ready: list[int] = []
+    ready: list[tuple[int, int]] = []
 
     def run(unit: int) -> None:
         for operand in operands[unit]:
@@ -67,15 +71,15 @@ def _order(readers: Sequence[set[int]], eager: Sequence[bool]) -> list[int]:
         for reader in () if lazy[unit] else readers[unit]:
             missing[reader] -= 1
             if eager[reader] and not missing[reader]:
-                heapq.heappush(ready, reader)
+                heapq.heappush(ready, (reach[reader], reader))
 
     for unit in range(len(readers)):
         while ready:
-            run(heapq.heappop(ready))
+            run(heapq.heappop(ready)[1])
         if not eager[unit]:
             run(unit)
     while ready:
-        run(heapq.heappop(ready))
+        run(heapq.heappop(ready)[1])
     for unit in range(len(readers)):
         if not done[unit]:
             run(unit)
