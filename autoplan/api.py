@@ -17,7 +17,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding
 
-from . import devices, nnx
+from . import compat, devices, nnx
 from .birth import born
 from .compiled import Compiled
 from .errors import PinError, PlanError
@@ -232,9 +232,9 @@ class Parallelized:
         if self._signature.has_static:
             static = self._signature.static(args, kwargs)
             leaves, tree = jax.tree.flatten(self._signature.dynamic(*arguments))
-            return (tree, static), leaves
+            return (tree, static, compat.trace_context()), leaves
         leaves, tree = jax.tree.flatten(arguments)
-        return tree, leaves
+        return (tree, compat.trace_context()), leaves
 
     def _call_with_objects(self, args: Any, kwargs: Any) -> Any:
         with nnx.context():
@@ -333,8 +333,15 @@ def _updated(options: Options, **changes: Any) -> Options:
             action="Leave it out to let the planner choose",
         )
     options = replace(options, **changes)
+    pinned = _pinned_mesh(options.in_shardings)
     if options.cluster is None:
-        options = replace(options, cluster=_pinned_mesh(options.in_shardings))
+        return replace(options, cluster=pinned)
+    if pinned is not None and options.cluster != pinned:
+        raise PinError(
+            "NamedShardings among the pins are on the mesh that the step runs on",
+            got=f"one on {pinned} and cluster={options.cluster!r}",
+            action="Leave `cluster` out, or pass that mesh, or pin with PartitionSpecs",
+        )
     return options
 
 

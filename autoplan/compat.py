@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 import functools
 import itertools
+from typing import Any
 
 import jax
 
@@ -17,7 +18,7 @@ import jax
 # `JaxprEqn.source_info` accessor; there is none today.
 # A jaxpr made by hand wants to say what it was made for. `jax.extend.core` has Jaxpr and DebugInfo, but the latter's
 # fields are not documented there.
-from jax._src import core, source_info_util
+from jax._src import config, core, source_info_util
 from jax.extend import core as jex_core
 
 # The MLIR bindings run Shardy's rule-populating pass. Would be replaced by a public way to ask JAX for an
@@ -98,6 +99,12 @@ def scan_split(eqn: JaxprEqn) -> tuple[int, int]:
     # Newer JAX keeps flat trees (consts, carry, xs) instead of counts.
     consts, carry, _ = eqn.params["ft_in"].unpack()
     return len(list(consts)), len(list(carry))
+
+
+def trace_context() -> Any:
+    """What else than its arguments decides what a function traces to: 64 bits, promotion, precision, key types, the
+    context mesh. Hashable; equal contexts trace alike. A public `jax.config` snapshot would replace it."""
+    return config.trace_context()
 
 
 def source_line(eqn: JaxprEqn) -> str:

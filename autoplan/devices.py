@@ -65,6 +65,10 @@ def resolve(cluster: ClusterLike, *, profiles: bool = True) -> Target:
     if isinstance(cluster, str):
         target = Target(_parse(cluster))
     elif isinstance(cluster, Mesh):
+        if not cluster.axis_names:
+            raise ClusterError(
+                "a mesh has at least one axis", got=repr(cluster), action="Give it one, of size 1 for one device"
+            )
         devices = tuple(cluster.devices.flat)
         target = Target(_describe(devices), devices, cluster)
     else:

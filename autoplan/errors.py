@@ -146,6 +146,7 @@ def check_divisible(
             action="Shorten the PartitionSpec",
             **where,
         )
+    used: set[str] = set()
     for dim, entry in enumerate(spec):
         axes = (entry,) if isinstance(entry, str) else entry if isinstance(entry, tuple) else ()
         if not axes:
@@ -159,6 +160,16 @@ def check_divisible(
                 axis=unknown,
                 **where,
             )
+        if twice := [axis for i, axis in enumerate(axes) if axis in used or axis in axes[:i]]:
+            raise kind(
+                "a mesh axis splits one dim of an array at most, and once",
+                got=f"{tuple(spec)}",
+                action="Name each axis once",
+                dim=dim,
+                axis=twice,
+                **where,
+            )
+        used.update(axes)
         ways = 1
         for axis in axes:
             ways *= sizes[axis]

@@ -15,7 +15,7 @@ from jax.extend import core as jex_core
 from jax.sharding import Mesh, NamedSharding
 
 from .emit import emit
-from .errors import check_divisible
+from .errors import DeviceError, check_divisible
 from .plan import Plan
 from .trace import Trace
 
@@ -53,10 +53,8 @@ class Executable:
         self.types = tuple(
             (tuple(aval.shape), aval.dtype, i not in state and _is_weak(aval)) for i, aval in enumerate(avals)
         )
-        # State may come weakly or strongly typed. Other scalars are checked: they decide result types.
-        self._scalars = tuple(
-            (i, self.types[i][2]) for i, aval in enumerate(avals) if i not in state and not aval.shape
-        )
+        # State may come weakly or strongly typed. Other leaves are checked: they decide result types.
+        self._weak = tuple((i, self.types[i][2]) for i in range(num_args) if i not in state)
         self._state = frozenset(state)
         # What passes through is put in place once and for all; other leaves join when they come misplaced.
         self._placed = {i for i in trace.kept if i is not None}
@@ -75,7 +73,7 @@ class Executable:
         Raises:
           OtherTypes: the program is not for such leaves.
         """
-        for i, weak in self._scalars:
+        for i, weak in self._weak:
             if _is_weak(leaves[i]) != weak:
                 raise OtherTypes
         for i in self._placed:
@@ -122,7 +120,15 @@ def build(trace: Trace, plan: Plan, mesh: Mesh) -> Executable:
 
     Raises:
       ShardingError: the plan splits a leaf of the arguments or results unevenly.
+      DeviceError: `jax.set_mesh` has set a mesh of other devices.
     """
+    context = jax.sharding.get_abstract_mesh()
+    if not context.empty and context.size != mesh.size:
+        raise DeviceError(
+            f"the plan runs on {mesh.size} devices",
+            got=f"a context mesh of {context.size}, set by `jax.set_mesh`",
+            action="Call the step outside it, or pass that mesh as `cluster=`",
+        )
     sizes = dict(mesh.shape)
     for leaf in (*plan.inputs, *plan.outputs):
         check_divisible(

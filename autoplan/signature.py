@@ -40,10 +40,11 @@ class Signature:
         )
 
     def static(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-        """The static arguments, with their places."""
+        """The static arguments, with their places and types (1, 1.0 and True are equal, but not the same)."""
+        named = sorted(key for key in kwargs if key in self.static_argnames)
         return (
-            tuple((i, arg) for i, arg in enumerate(args) if i in self.static_argnums),
-            tuple(sorted((key, value) for key, value in kwargs.items() if key in self.static_argnames)),
+            tuple((i, type(arg), arg) for i, arg in enumerate(args) if i in self.static_argnums),
+            tuple((key, type(kwargs[key]), kwargs[key]) for key in named),
         )
 
     def donated(

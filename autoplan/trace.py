@@ -19,7 +19,7 @@ from jax.extend import core as jex_core
 from jax.sharding import NamedSharding, PartitionSpec
 
 from . import constants, nnx, state
-from .errors import PinError
+from .errors import PinError, PlanError
 from .fingerprint import fingerprint as _fingerprint
 from .signature import Names, Numbers, Signature, signature_of
 from .updates import update_finder
@@ -104,12 +104,24 @@ def trace_signature(
     signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], pins: Any = None
 ) -> Trace:
     """`trace_step` for a signature that is known."""
+    _check_context_mesh()
     objects = nnx.has_objects(signature.dynamic(args, kwargs))
     traced = _trace(signature, args, kwargs, objects)
     strong = _strengthened(traced)
     if strong is not None:
         traced = _trace(signature, args, kwargs, objects, strong)
     return _build(signature, traced, len(args), signature.dynamic(args, kwargs), pins)
+
+
+def _check_context_mesh() -> None:
+    """Refuses to trace where `jax.set_mesh` gives arrays explicit layouts, which are not the planner's to choose."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if any(kind is not jax.sharding.AxisType.Auto for kind in mesh.axis_types):
+        raise PlanError(
+            "a step is planned where layouts are automatic",
+            got=f"the context mesh {mesh}, with explicit or manual axes",
+            action="Call the step outside `jax.set_mesh`, and pass the mesh as `cluster=`",
+        )
 
 
 @dataclass
@@ -310,6 +322,9 @@ def _source(fun: Callable[..., Any]) -> str:
     return "" if code is None else f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})"
 
 
+_FREE = object()  # stands for None among pins
+
+
 def _pinned_specs(
     pins: Any, dynamic: Any, found: _Traced, names: Sequence[str]
 ) -> list[PartitionSpec | None]:
@@ -321,24 +336,43 @@ def _pinned_specs(
     def is_pin(x: Any) -> bool:
         return x is None or isinstance(x, (PartitionSpec, jax.sharding.Sharding))
 
+    # None pins nothing, but None among the arguments is no leaf: they must not be taken for each other.
+    given = jax.tree.map(lambda pin: _FREE if pin is None else pin, pins, is_leaf=is_pin)
     try:
-        broadcast = jax.tree.broadcast(pins, args, is_leaf=is_pin)
+        broadcast = jax.tree.broadcast(given, args, is_leaf=is_pin)
     except ValueError as error:
         raise PinError(
             "in_shardings must be a pytree prefix of the tuple of positional arguments that are not static",
             got=str(error),
-            action=f"Give one layout, or one per argument: ({', '.join(names)})",
+            action=f"Give one layout, or one per argument: ({', '.join(names)}). Arguments passed by name take none",
         ) from error
-    flat = jax.tree.leaves(broadcast, is_leaf=is_pin)
-    specs = [_pinned_spec(pin, "".join(keys)) for pin, keys in zip(flat, found.in_keys)]
+    flat = jax.tree.leaves(broadcast, is_leaf=lambda x: x is not None and is_pin(x))
+    positional = found.in_keys[: len(jax.tree.leaves(args))]
+    specs = [_pinned_spec(pin, "".join(keys)) for pin, keys in zip(flat, positional, strict=True)]
     return specs + [None] * len(jax.tree.leaves(kwargs))
 
 
 def _pinned_spec(pin: Any, path: str) -> PartitionSpec | None:
-    if pin is None or isinstance(pin, PartitionSpec):
-        return pin
+    if pin is _FREE:
+        return None
     if isinstance(pin, NamedSharding):
-        return pin.spec
+        if pin.memory_kind not in (None, "device", "unpinned_host"):  # the latter is what CPU devices have
+            raise PinError(
+                "layouts are pinned in the devices' own memory",
+                got=f"memory_kind={pin.memory_kind!r}",
+                path=path,
+                action="Leave memory_kind out",
+            )
+        pin = pin.spec
+    if isinstance(pin, PartitionSpec):
+        if getattr(pin, "unreduced", None) or getattr(pin, "reduced", None):
+            raise PinError(
+                "arguments are pinned whole or split, not as pending sums",
+                got=str(pin),
+                path=path,
+                action="Leave `unreduced` and `reduced` out",
+            )
+        return pin
     raise PinError(
         "a layout is a PartitionSpec, a NamedSharding or None",
         got=repr(pin),

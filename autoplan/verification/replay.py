@@ -67,22 +67,25 @@ class _Replay:
         self.module, self.device, self.axis_sizes = module, cluster.device, axis_sizes
         self.links = dict(zip(axis_sizes, cluster.mesh(tuple(axis_sizes.values())).links, strict=True))
         self.flops = FlopCounter(module)
-        self.memo: dict[str, float] = {}
+        self.memo: dict[tuple[str, frozenset[str]], float] = {}
 
-    def computation_s(self, name: str) -> float:
-        if name not in self.memo:
+    def computation_s(self, name: str, going_on: frozenset[str] = frozenset()) -> float:
+        """Seconds of one run, beside collectives of the caller whose channels are `going_on`."""
+        if (name, going_on) not in self.memo:
             computation, streams = self.module.computations[name], _Streams()
+            streams.pending |= dict.fromkeys(going_on, 0.0)
             for instruction in computation:
                 if instruction.opcode not in _FREE:
                     self._issue(instruction, computation, streams)
-            self.memo[name] = max(streams.compute_s, *streams.pending.values(), 0.0)
-        return self.memo[name]
+            self.memo[name, going_on] = max(streams.compute_s, *streams.pending.values(), 0.0)
+        return self.memo[name, going_on]
 
     def _issue(self, instruction: Instruction, computation: Computation, streams: _Streams) -> None:
         name, opcode = instruction.name, instruction.opcode
         if opcode in ("while", "call", "conditional"):
+            going_on = frozenset(key for key in streams.pending if key.startswith("channel "))
             for callee, times in callees(instruction, self.module):
-                streams.compute_s += self.computation_s(callee) * (times or 1)
+                streams.compute_s += self.computation_s(callee, going_on) * (times or 1)
         elif opcode.endswith("-done"):
             streams.wait(instruction.operands[0])
         elif opcode == "async-update":

@@ -6,7 +6,7 @@ What XLA makes of collectives, and how it is read here:
 - On TPUs a reduce-scatter is a fusion whose computation is called `all-reduce-scatter`: an all-reduce of which only a
   slice is kept.
 - A pair of `-start` and `-done` is one collective. On TPUs an all-gather that runs beside matmuls is also written
-  into the fusions of those matmuls, under the same channel; a channel counts once.
+  into the fusions of those matmuls, also in loops that run meanwhile, under the same channel; a channel counts once.
 """
 
 from __future__ import annotations
@@ -116,14 +116,17 @@ def collectives_of(module: Module, axis_sizes: dict[str, int]) -> tuple[tuple[Co
       axis_sizes: of the mesh, major first; partitions are numbered over it row-major.
     """
     found, unknown = [], 0
+    home: dict[str, str] = {}  # where each channel was first seen: callers come first, and what they started goes on
     for computation, count, _ in executions(module):
         channels: set[str] = set()
         for instruction in computation:
             unknown += any(times is None for _, times in callees(instruction, module))
             for site in sites(instruction, computation, module):
-                if site.channel is not None and site.channel in channels:
-                    continue
-                channels |= {site.channel} if site.channel is not None else set()
+                if site.channel is not None:
+                    started = home.setdefault(site.channel, computation.name) == computation.name
+                    if not started or site.channel in channels:
+                        continue
+                    channels.add(site.channel)
                 collective = describe(site, instruction, module, axis_sizes, count)
                 found += [collective] if collective.wire_bytes > 0 else []
     return tuple(found), unknown
