@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 from jax.extend import core as jex_core
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from .emit import emit
 from .errors import DeviceError, check_divisible
@@ -134,7 +134,15 @@ def build(trace: Trace, plan: Plan, mesh: Mesh) -> Executable:
         check_divisible(
             leaf.path, leaf.shape, leaf.dtype, tuple(leaf.partition_spec), sizes, source=trace.source
         )
+    jitted, avals = jit_step(trace, plan, mesh)
     in_shardings = tuple(NamedSharding(mesh, spec) for spec in plan.in_shardings)
+    return Executable(trace, plan, mesh, jitted, jitted.lower(*avals).compile(), in_shardings)
+
+
+def jit_step(
+    trace: Trace, plan: Plan, mesh: Mesh | AbstractMesh, *, donate: bool = True
+) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
+    """The emitted step on flat leaves, to be lowered (`jax.jit`), and what it takes."""
     program = jex_core.jaxpr_as_fun(emit(trace, plan, mesh))
 
     def step(*leaves: Any) -> list[Any]:
@@ -143,15 +151,15 @@ def build(trace: Trace, plan: Plan, mesh: Mesh) -> Executable:
     step.__name__ = step.__qualname__ = trace.name
     jitted = jax.jit(
         step,
-        in_shardings=in_shardings,
+        in_shardings=tuple(NamedSharding(mesh, spec) for spec in plan.in_shardings),
         out_shardings=[NamedSharding(mesh, spec) for spec in plan.out_shardings],
-        donate_argnums=tuple(i for i, leaf in enumerate(trace.inputs) if leaf.donated),
+        donate_argnums=tuple(i for i, leaf in enumerate(trace.inputs) if donate and leaf.donated),
     )
     avals = [
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=_is_weak(aval))
         for aval in trace.jaxpr.in_avals
     ]
-    return Executable(trace, plan, mesh, jitted, jitted.lower(*avals).compile(), in_shardings)
+    return jitted, avals
 
 
 def leaf_types(leaves: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:

@@ -24,14 +24,12 @@ from typing import Any
 
 import jax
 import jax.export
-from jax.extend import core as jex_core
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh
 import numpy as np
 
 from ..cost_models import Cluster, parse_cluster
-from ..emit import emit
 from ..errors import PlanError
-from ..executable import build
+from ..executable import build, jit_step
 from ..plan import Plan
 from ..trace import Trace
 
@@ -136,17 +134,7 @@ def _exported(trace: Trace, plan: Plan, platform: str) -> bytes:
     """The emitted program on an abstract mesh, serialised for a platform."""
     names = plan.mesh.axis_names
     mesh = AbstractMesh(plan.mesh.axis_sizes, names, axis_types=(AxisType.Auto,) * len(names))
-    program = jex_core.jaxpr_as_fun(emit(trace, plan, mesh))
-
-    def step(*leaves: Any) -> list[Any]:
-        return program(*leaves)
-
-    jitted = jax.jit(
-        step,
-        in_shardings=tuple(NamedSharding(mesh, spec) for spec in plan.in_shardings),
-        out_shardings=[NamedSharding(mesh, spec) for spec in plan.out_shardings],
-    )
-    avals = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in trace.jaxpr.in_avals]
+    jitted, avals = jit_step(trace, plan, mesh, donate=False)  # the child donates, where it compiles
     try:
         return bytes(jax.export.export(jitted, platforms=(platform,))(*avals).serialize())
     except (ValueError, NotImplementedError, TypeError) as error:
