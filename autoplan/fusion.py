@@ -30,6 +30,8 @@ random_bits threefry2x32 one_minus_square optimization_barrier sharding_constrai
 _READS_FUSED = FUSIBLE | frozenset("""
 reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin gather dynamic_slice
 """.split())
+# No fusion reads more arrays than this, and more reading fusions than this are counted as so many.
+MOST = 64
 # Rounds in which what is written and what reads it are found together.
 ROUNDS = 2
 # These write their result over their first operand, if nothing else reads that.
@@ -91,7 +93,7 @@ def _num_fusions(graph: Graph, written: np.ndarray) -> list[int]:
         for number in graph.uses_of[value.index]:
             reader = graph.nodes[graph.uses[number].node]
             inside = [v for v in reader.results if not written[v]] if reader.kind in ("op", "narrow") else []
-            count[value.index] += max(1, sum(count[v] for v in inside))
+            count[value.index] = min(count[value.index] + max(1, sum(count[v] for v in inside)), MOST)
     return count
 
 
@@ -111,7 +113,7 @@ def _decide(graph: Graph, count: list[int], narrow_only: list[bool], platform: s
             continue
         every = sum(size[o] for o in sources[v])
         dear[v] = producer.name in EXPENSIVE or any(dear[o] and not written[o] for o in operands)
-        written[v] = count[v] * every > every + (1 + count[v]) * size[v] or (
+        written[v] = len(sources[v]) > MOST or count[v] * every > every + (1 + count[v]) * size[v] or (
             platform == "cpu" and bool(dear[v]) and count[v] > 1)
     return tuple(sources), written
 

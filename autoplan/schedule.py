@@ -63,15 +63,21 @@ def _order(readers: Sequence[set[int]], eager: Sequence[bool], reach: Sequence[i
     ready: list[tuple[int, int]] = []
 
     def run(unit: int) -> None:
-        for operand in operands[unit]:
-            if not done[operand]:  # a lazy one
-                run(operand)
-        order.append(unit)
-        done[unit] = True
-        for reader in () if lazy[unit] else readers[unit]:
-            missing[reader] -= 1
-            if eager[reader] and not missing[reader]:
-                heapq.heappush(ready, (reach[reader], reader))
+        waiting = [unit]
+        while waiting:
+            unit = waiting[-1]
+            if before := [operand for operand in operands[unit] if not done[operand]]:  # lazy ones
+                waiting += before
+                continue
+            waiting.pop()
+            if done[unit]:
+                continue
+            order.append(unit)
+            done[unit] = True
+            for reader in () if lazy[unit] else readers[unit]:
+                missing[reader] -= 1
+                if eager[reader] and not missing[reader]:
+                    heapq.heappush(ready, (reach[reader], reader))
 
     for unit in range(len(readers)):
         while ready:

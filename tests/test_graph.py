@@ -9,6 +9,7 @@ import numpy as np
 from autoplan import compat
 from autoplan.cost_models import parse_cluster
 from autoplan.folding import fold
+from autoplan.fusion import fusions_of, last_reads
 from autoplan.graph import Graph, build_graph
 from autoplan.memory import memory_model
 from autoplan.problem import build_problem
@@ -224,3 +225,19 @@ def test_updates_of_a_donated_state_run_as_soon_as_their_gradient_is_there() -> 
     for clip, donate in ((True, (0,)), (False, ())):
         updates, dots = updates_and_gradients(clip, donate)
         assert min(updates) > max(dots)
+
+
+def test_long_chains_and_wide_sums_are_planned_in_time() -> None:
+    def step(x, leaves):
+        y = x
+        for _ in range(1500):
+            y = y * y + y  # each read twice: without a cap, counts of readers double at every step
+        total = leaves[0]
+        for leaf in leaves[1:]:
+            total = total + leaf
+        return x + 1, y.sum() + total
+
+    graph, _ = graph_of(step, array(8), [array()] * 2000, donate_argnums=(0,))
+    found = fusions_of(graph, "tpu")
+    assert max(map(len, found.sources)) <= 3 * 64
+    assert len(last_reads(graph, found.written)) == len(graph.values)
