@@ -11,6 +11,7 @@ line:
 from __future__ import annotations
 
 from collections.abc import Sequence
+import math
 from typing import Any
 
 __all__ = [
@@ -161,18 +162,10 @@ def check_divisible(
                 **where,
             )
         if twice := [axis for i, axis in enumerate(axes) if axis in used or axis in axes[:i]]:
-            raise kind(
-                "a mesh axis splits one dim of an array at most, and once",
-                got=f"{tuple(spec)}",
-                action="Name each axis once",
-                dim=dim,
-                axis=twice,
-                **where,
-            )
+            rule = "a mesh axis splits one dim of an array at most, and once"
+            raise kind(rule, got=f"{tuple(spec)}", action="Name each axis once", dim=dim, axis=twice, **where)
         used.update(axes)
-        ways = 1
-        for axis in axes:
-            ways *= sizes[axis]
+        ways = math.prod(sizes[axis] for axis in axes)
         if shape[dim] % ways:
             padded = -(-shape[dim] // ways) * ways
             raise kind(

@@ -90,11 +90,7 @@ def memory_model(shell: ClassProblem, trace: Trace) -> MemoryModel:
     in_place = {graph.outputs[o] for i, o in trace.state_pairs if donated[i]}
     last = last_reads(graph, shell.written)
     input_of = {node: i for i, node in enumerate(graph.inputs)}
-    replaced = {graph.outputs[o]: graph.nodes[graph.inputs[i]].results[0] for i, o in trace.state_pairs if donated[i]}
     for value in graph.values:
-        old = [replaced[number] for number in graph.uses_of[value.index] if number in replaced]
-        if any(last[v] <= graph.nodes[value.producer].position for v in old):
-            continue  # it is written over the value that it replaces
         if shell.written[value.index] and shell.full_bytes(value.index) > 0:
             start, stop = _lifetime(graph, value, last[value.index], in_place, input_of, donated, paired)
             if start + 1 < stop and overwrites(graph, shell.fusions, value, last):

@@ -164,6 +164,7 @@ def _class_costs(folded: Folded, machine: Machine, strategies, written, c: int) 
     total = np.zeros(len(strategies[c]))
     if members[0] >= len(graph.nodes) or graph.nodes[members[0]].kind != "op":
         return total
+
     def is_read(value: int) -> bool:
         return bool(written[value]) or graph.nodes[graph.values[value].producer].kind == "narrow"
 

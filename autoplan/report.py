@@ -84,7 +84,7 @@ def _candidates(plan: "Plan") -> RenderableType | None:
     if not plan.candidates:
         return None
     chosen, shown = explain.chosen(plan), _shown_candidates(plan)
-    table = _table("", "layout", "mesh", ">step", ">memory", "fits", "verdict")
+    table = table_of("", "layout", "mesh", ">step", ">memory", "fits", "verdict")
     for candidate in shown:
         table.add_row(*_candidate_row(plan, candidate, candidate is chosen))
     left = len(plan.candidates) - len(shown)
@@ -136,7 +136,7 @@ def _communication(plan: "Plan") -> RenderableType:
     groups = _grouped(plan.collectives, lambda c: (c.kind, c.axes, c.source, _NUMBER.sub("*", c.op)))
     groups.sort(key=lambda group: (-_time_s(group), -_wire_bytes(group)))
     shown, left = _largest(groups, MAX_COLLECTIVES, _time_s)
-    table = _table("kind", "axis", ">count", ">sent", ">time", "for", "source")
+    table = table_of("kind", "axis", ">count", ">sent", ">time", "for", "source")
     for group in shown:
         first = group[0]
         table.add_row(
@@ -188,7 +188,7 @@ def _tensors(plan: "Plan") -> RenderableType | None:
     groups = _grouped(leaves, lambda leaf: _tensor_key(leaf, moments))
     groups.sort(key=lambda group: -_held_bytes(group))
     shown, left = _largest(groups, MAX_TENSORS, _held_bytes)
-    table = _table(">on a device", ">ways", ">count", "layout", "type", "tensor")
+    table = table_of(">on a device", ">ways", ">count", "layout", "type", "tensor")
     for group in shown:
         first = group[0]
         parts = _grouped(group, lambda leaf: moments.get(leaf.path, ("", ""))[1])
@@ -307,7 +307,7 @@ class _Name:
         return Measurement(min(widest + 2, options.max_width), min(whole, options.max_width))
 
 
-def _table(*columns: str) -> Table:
+def table_of(*columns: str) -> Table:
     """A table with a ruled header; a column whose name starts with ">" is aligned right, never wraps."""
     table = Table(box=_BOX, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for name in columns:

@@ -8,12 +8,11 @@ from pathlib import PurePath
 import re
 from typing import TYPE_CHECKING
 
-from rich.box import Box
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
+from ..report import table_of
 from ..units import format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 MAX_UNPLANNED_ROWS = 12
 
-_BOX = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
 _NUMBER = re.compile(r"\d+")
 
 
@@ -55,7 +53,7 @@ def _verdict(v: Verification) -> str:
 
 
 def _figures(v: Verification) -> RenderableType:
-    table = _table("per device", ">planned", ">compiled", ">error")
+    table = table_of("per device", ">planned", ">compiled", ">error")
     rows = [("memory", format_bytes, v.predicted_memory_bytes, v.peak_memory_bytes, v.memory_error)]
     if v.step_time_s is not None:
         rows.append(("step time", format_time, v.predicted_step_time_s, v.step_time_s, v.step_time_error))
@@ -74,7 +72,7 @@ def _unplanned(v: Verification) -> RenderableType:
         groups.setdefault((u.kind, u.axes, u.source, _NUMBER.sub("*", _short_op(u.op))), []).append(u)
     ordered = sorted(groups.items(), key=lambda item: -sum(u.excess_bytes for u in item[1]))
     shown = ordered[:MAX_UNPLANNED_ROWS]
-    table = _table("kind", "axis", ">count", ">excess", ">share", "for", "source")
+    table = table_of("kind", "axis", ">count", ">excess", ">share", "for", "source")
     for (kind, axes, source, op), items in shown:
         table.add_row(
             kind, " ".join(axes), f"{sum(u.count for u in items):,.0f}",
@@ -98,13 +96,3 @@ def _short_op(op: str) -> str:
 def _short_source(source: str) -> str:
     file, colon, rest = source.rpartition(":")
     return PurePath(file).name + colon + rest
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=_BOX, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in columns:
-        right = name.startswith(">")
-        table.add_column(
-            name.removeprefix(">"), justify="right" if right else "left", overflow="fold", no_wrap=right
-        )
-    return table

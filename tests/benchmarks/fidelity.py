@@ -78,8 +78,9 @@ def key(row: Row) -> tuple[str, str, str]:
 
 def run_case(case: Case) -> Iterator[Row]:
     """The rows of a case, each as soon as it is known; measured ones all at the end."""
-    import autoplan
     from zoo.flops import step_flops
+
+    import autoplan
 
     program = zoo.load(case.program, case.size)
     arguments = program.arguments()
@@ -134,7 +135,7 @@ def _verified(plan: Any) -> Row:
         "flops": v.flops,
         "unknown_loops": v.unknown_loops,
         "compile_s": v.compile_time_s,
-        "rematerialised": getattr(v, "rematerialised", said.text.count(SPMD_WARNING) if v.step_time_s is None else None),
+        "rematerialised": said.text.count(SPMD_WARNING) if v.step_time_s is None else None,  # the child's log is lost
     }
 
 
@@ -214,7 +215,8 @@ def run_apart(case: Case, limit_s: float = LIMIT_S) -> list[Row]:
     """`run_case` in a fresh process; a row for every layout, with `error` where it did not come to one."""
     devices = case.cluster.removeprefix("cpu:") if case.on_cpu else "1"
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
-    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import fidelity; fidelity.child(sys.argv[1])"
+    folder = str(Path(__file__).parent)
+    code = f"import sys; sys.path.insert(0, {folder!r}); import fidelity; fidelity.child(sys.argv[1])"
     command = [sys.executable, "-c", code, json.dumps(vars(case))]
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags.strip()}
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
@@ -232,7 +234,8 @@ def run_apart(case: Case, limit_s: float = LIMIT_S) -> list[Row]:
         written, said = out.read(), errors.read()
     rows = [json.loads(line.removeprefix("row ")) for line in written.splitlines() if line.startswith("row ")]
     last = said.strip().splitlines()[-1:] if why != "exit 0" else []
-    lost = {layout: "; ".join([why, *last])[:1000] for layout in case.layouts if layout not in {r["layout"] for r in rows}}
+    there = {row["layout"] for row in rows}
+    lost = {layout: "; ".join([why, *last])[:1000] for layout in case.layouts if layout not in there}
     return rows + [
         {"program": case.program, "cluster": case.cluster, "layout": layout, "size": case.size, "error": error}
         for layout, error in lost.items()
@@ -380,7 +383,8 @@ def _against_fastest(rows: Sequence[Row]) -> list[float]:
 def table(rows: Iterable[Row]) -> str:
     """A line of Markdown per row: predicted, and true."""
     lines = [
-        "| program | cluster | layout | mesh | memory, GiB | error | sent, MiB | worst kind | unplanned | step, ms | true | error |",
+        "| program | cluster | layout | mesh | memory, GiB | error | sent, MiB | worst kind | unplanned | step, ms | true "
+        "| error |",
         "|---|---|---|---|---:|---:|---:|---|---:|---:|---:|---:|",
     ]
     return "\n".join(lines + [_line(row) for row in rows])
