@@ -383,8 +383,8 @@ def _against_fastest(rows: Sequence[Row]) -> list[float]:
 def table(rows: Iterable[Row]) -> str:
     """A line of Markdown per row: predicted, and true."""
     lines = [
-        "| program | cluster | layout | mesh | memory, GiB | error | sent, MiB | worst kind | unplanned | step, ms | true "
-        "| error |",
+        "| program | cluster | layout | mesh | memory, GiB | error | sent, MiB | worst kind | unplanned | step, ms "
+        "| true | error |",
         "|---|---|---|---|---:|---:|---:|---|---:|---:|---:|---:|",
     ]
     return "\n".join(lines + [_line(row) for row in rows])
