@@ -15,7 +15,7 @@ from .layouts import WHOLE, Layout
 from .memory import MemoryModel
 from .plan import Collective, Constraint, LeafLayout
 from .problem import ClassProblem
-from .reshard import collectives_between, path
+from .reshard import path
 from .trace import Trace
 
 
@@ -33,13 +33,11 @@ class Scored:
 
     @property
     def communication_time_s(self) -> float:
-        """Seconds in collectives; the rest of the step is computing, and writing what they bring."""
+        """Seconds that the step waits for collectives; the rest is computing, and writing what they bring."""
         total = 0.0
         for kind, (arc, weight) in self.shell.kinds.items():
-            given, wanted = self.shell.layouts_of(arc, self.choice)
-            if given != wanted:
-                moved = collectives_between(kind.full_bytes, given, wanted, self.shell.machine)
-                total += weight * sum(transfer.time_s for transfer in moved)
+            moved = self.shell.transfers(arc, kind.beside, self.choice)
+            total += weight * sum(transfer.exposed_s for transfer in moved)
         return total
 
     @property
@@ -189,12 +187,10 @@ def collectives(scored: Scored, axis_names: Sequence[str]) -> tuple[Collective, 
     """Every collective of the step, in program order."""
     shell = scored.shell
     out = []
-    for arc in sorted(shell.folded.arcs, key=lambda a: _position(shell, a)):
-        given, wanted = shell.layouts_of(arc, scored.choice)
-        if given == wanted:
-            continue
-        for transfer in collectives_between(shell.full_bytes(arc.value), given, wanted, shell.machine):
+    for arc, beside in sorted(zip(shell.folded.arcs, shell.beside), key=lambda pair: _position(shell, pair[0])):
+        for transfer in shell.transfers(arc, bool(beside), scored.choice):
             op, source = _purpose(shell, arc)
+            op = f"{op} (reduce-scatter beside it)" if transfer.ring else op
             out.append(Collective(transfer.kind, tuple(axis_names[a] for a in transfer.axes), transfer.wire_bytes,
                                   arc.weight, transfer.time_s, source, op))
     return tuple(out)

@@ -27,6 +27,8 @@ from .trace import Trace
 # Calls whose single sub-jaxpr takes the equation's operands and gives its results, one to one.
 TRANSPARENT = {"jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call",
                "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin"}
+# Multiplications of matrices: what the matrix units do.
+CONTRACTIONS = frozenset("dot_general conv_general_dilated ragged_dot ragged_dot_general".split())
 # A loop whose trip count is not known when planning is priced as this many iterations.
 UNKNOWN_TRIPS = 1.0
 

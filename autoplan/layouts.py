@@ -49,6 +49,24 @@ def local_bytes(shape: Sequence[int], itemsize: float, codes: np.ndarray, axis_s
     return math.prod(shape) * itemsize / parts(codes, axis_sizes)
 
 
+def held_bytes(shape: Sequence[int], itemsize: float, codes: np.ndarray, axis_sizes: Sequence[int],
+               tile: tuple[int, int] | None, free: bool = True) -> np.ndarray:
+    """Bytes per device of an array in memory, where arrays lie in tiles of (rows, columns); float64 `[n]`.
+
+    The last two dims are padded to whole tiles (few rows to a power of two). If the compiler is `free` to, it makes
+    those the last that need least padding.
+    """
+    size = local_bytes(shape, itemsize, codes, axis_sizes)
+    if tile is None or len(shape) < 2 or not math.prod(shape):
+        return size
+    local = np.stack([dim / split_factor(codes, axis_sizes, d) for d, dim in enumerate(shape)], axis=-1)
+    rows = np.minimum(tile[0], 2 ** np.ceil(np.log2(local)))
+    as_row, as_column = (np.ceil(local / unit) * unit / local for unit in (rows, tile[1]))
+    last = len(shape) - 1
+    pairs = itertools.permutations(range(len(shape)), 2) if free else ((last - 1, last),)
+    return size * np.min([as_row[:, i] * as_column[:, j] for i, j in pairs], axis=0)
+
+
 def unique(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(distinct layouts in order of first appearance, index of each row among them)."""
     _, first, inverse = np.unique(codes, axis=0, return_index=True, return_inverse=True)

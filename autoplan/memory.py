@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.sparse as sp
 
-from . import layouts
+from . import layouts, lowering
 from .folding import TO_STATE, TO_VIEW
 from .fusion import last_reads, overwrites
+from .layouts import WHOLE
 from .problem import ClassProblem
 from .search import Buffer
 from .trace import Trace
@@ -99,7 +100,7 @@ def memory_model(shell: ClassProblem, trace: Trace) -> MemoryModel:
     for number, arc in enumerate(folded.arcs):
         narrow = graph.nodes[graph.values[arc.value].producer].kind == "narrow"
         if (shell.written[arc.value] or narrow) and shell.full_bytes(arc.value) >= NEGLIGIBLE * arguments:
-            _add_reshard(collector, number, arc)
+            _add_reshard(collector, number, arc, last)
     which, start, stop = (np.array(x, np.int64) for x in zip(*collector.intervals)) if collector.intervals else (
         np.zeros(0, np.int64),) * 3
     return MemoryModel(tuple(collector.buffers), tuple(collector.labels), which, start, stop, graph.num_positions)
@@ -125,39 +126,59 @@ def _lifetime(graph, value, last_read: int, in_place, input_of, donated, paired)
 
 
 def _add_value(collector: _Collector, value, start: int, stop: int) -> None:
-    """The value as it is kept: in its view's layout if it has one."""
+    """The value as it is kept: in its view's layout if it has one. Arguments are kept as they come; what is gathered of
+    them is a copy (`_add_reshard`)."""
     shell = collector.shell
-    view = shell.folded.view_of[value.index]
+    node = shell.folded.graph.nodes[value.producer]
+    view = -1 if node.kind == "input" else shell.folded.view_of[value.index]
     vertex, result = (view, 0) if view >= 0 else (value.producer, value.result)
     c = int(shell.folded.class_of[vertex])
-    node = shell.folded.graph.nodes[value.producer]
+    ring = shell.rings.get(c)
 
     def make() -> Buffer:
         codes = shell.strategies[c].results[result]
-        return Buffer(c, None, layouts.local_bytes(value.shape, value.itemsize, codes, shell.machine.shape))
+        size = _held_bytes(shell, value, codes, free=node.kind != "input")
+        if ring is not None:  # a sum that goes around is there in blocks only
+            pending = np.where(codes < WHOLE, np.asarray(shell.machine.shape), 1).prod(axis=1)
+            size = np.where(ring.dims.any(axis=1), size / pending, size)
+        return Buffer(c, None, size)
 
     collector.add((c, result, value.shape, value.itemsize), make, node.name, start, stop)
 
 
-def _add_reshard(collector: _Collector, number: int, arc) -> None:
-    """The second copy that a reshard holds while it runs."""
+def _held_bytes(shell: ClassProblem, value, codes: np.ndarray, free: bool = True) -> np.ndarray:
+    tile = lowering.TILES.get(shell.machine.device.platform)
+    return layouts.held_bytes(value.shape, value.itemsize, codes, shell.machine.shape, tile, free)
+
+
+def _add_reshard(collector: _Collector, number: int, arc, last: list[int]) -> None:
+    """The second copy that a reshard holds while it runs; of arguments, and of what is read of them as bfloat16, the
+    view's, for as long as it is read."""
     shell = collector.shell
     graph = shell.folded.graph
     if arc.operand == TO_STATE:
         return
     value = graph.values[arc.value]
-    position = graph.nodes[value.producer if arc.operand == TO_VIEW else arc.target].position
+    producer = graph.nodes[value.producer]
+    start = producer.position if arc.operand == TO_VIEW else graph.nodes[arc.target].position
+    stop = start + 1
+    copied = arc.operand == TO_VIEW and (producer.kind == "input" or not shell.written[arc.value])
+    if copied:
+        readers = [reader.position for reader in graph.readers_of(arc.value)]
+        start, stop = min(readers, default=start), last[arc.value] + 1
     edge = int(shell.edge_of[number])
     given, wanted = shell.given(arc), shell.wanted(arc)
-    held = given if arc.operand == TO_VIEW else wanted
+    held = given if arc.operand == TO_VIEW and not copied else wanted
 
     def make() -> Buffer:
-        sizes = layouts.local_bytes(value.shape, value.itemsize, held, shell.machine.shape)
-        differs = (given[:, None, :] != wanted[None, :, :]).any(axis=-1)
-        usage = np.where(differs, sizes[:, None] if arc.operand == TO_VIEW else sizes[None, :], 0.0)
+        sizes = _held_bytes(shell, value, held)
+        # An all-reduce writes over what it reads.
+        done = np.where(given < WHOLE, WHOLE, given)
+        differs = (done[:, None, :] != wanted[None, :, :]).any(axis=-1)
+        usage = np.where(differs, sizes[:, None] if held is given else sizes[None, :], 0.0)
         if edge >= 0:
             return Buffer(None, edge, usage)
         return Buffer(int(shell.folded.class_of[arc.source]), None, np.diagonal(usage).copy())
 
     key = ("edge", edge) if edge >= 0 else ("self", int(shell.folded.class_of[arc.source]), arc.result, arc.operand)
-    collector.add(key, make, f"reshard of {graph.nodes[value.producer].name}", position, position + 1)
+    collector.add(key, make, f"reshard of {producer.name}", start, stop)

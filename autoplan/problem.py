@@ -6,7 +6,7 @@ over one strategy per class (`_class_costs`, `_reshard_matrix`), subject to the 
 """
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 import math
@@ -14,12 +14,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from . import layouts
+from . import layouts, lowering
 from .cost_models import compute_time_s
 from .folding import TO_STATE, TO_VIEW, Arc, Folded
-from .fusion import Fusions, fusions_of
-from .graph import Node
-from .reshard import Machine, applying_steps, reshard_time_s
+from .fusion import Fusions, Work, fusions_of, work_of
+from .graph import CONTRACTIONS, Node
+from .overlap import beside_contractions, ring_of
+from .reshard import Machine, Ring, Transfer, applying_steps, collectives_between, reshard_time_s
 from .search import Problem
 from .strategies import Strategies, enumerate_strategies, layout_strategies
 
@@ -28,14 +29,15 @@ _PARTIAL_READERS = {"gather", "dynamic_slice", "slice"}
 
 
 class ArcKind(NamedTuple):
-    """Classes of an arc's ends, result and operand there, and the bytes of the whole value. Arcs of one kind
-    reshard alike under every choice."""
+    """Classes of an arc's ends, result and operand there, the bytes of the whole value, and whether gathers of it can
+    run beside contractions. Arcs of one kind reshard alike under every choice."""
 
     source: int
     target: int
     result: int
     operand: int
     full_bytes: float
+    beside: bool
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class ClassProblem:
     """The problem and how to read its answer.
 
     `strategies[c]` are those of class c; `kinds` holds one arc of each kind and the weight of all; `edge_of[arc]`
-    is the problem's edge of each arc (-1 within a class); `fusions` says what is kept in memory.
+    is the problem's edge of each arc (-1 within a class); `fusions` says what is kept in memory; `beside[arc]` whether
+    a gather can run beside contractions, and `rings[c]` where the pending sum of class c goes around.
     """
 
     folded: Folded
@@ -53,6 +56,8 @@ class ClassProblem:
     problem: Problem
     edge_of: np.ndarray
     fusions: Fusions
+    beside: np.ndarray
+    rings: dict[int, Ring]
 
     @property
     def written(self) -> np.ndarray:
@@ -81,21 +86,42 @@ class ClassProblem:
     def full_bytes(self, value: int) -> float:
         return _full_bytes(self.folded, value)
 
+    def transfers(self, arc: Arc, beside: bool, choice: np.ndarray) -> list[Transfer]:
+        """The collectives along an arc under a choice."""
+        given, wanted = self.layouts_of(arc, choice)
+        if given == wanted:
+            return []
+        ring = self.rings.get(int(self.folded.class_of[arc.source]))
+        if ring is not None:
+            row = self.strategy(arc.source, choice)
+            ring = Ring(ring.dims[row : row + 1], ring.beside_s[row : row + 1])
+        hidden = lowering.hidden_share(self.machine.device.platform) if beside else 0.0
+        return collectives_between(self.full_bytes(arc.value), given, wanted, self.machine, hidden=hidden, ring=ring)
+
 
 def build_problem(folded: Folded, machine: Machine, allowed: dict[int, Callable[[np.ndarray], np.ndarray]]
                   ) -> ClassProblem:
     """The problem of `folded` on `machine`. `allowed[node]` tells which layouts `[n, axes]` a pinned input may take."""
-    fusions = fusions_of(folded.graph, machine.device.platform)
+    graph = folded.graph
+    fusions = fusions_of(graph, machine.device.platform)
     strategies = _strategies(folded, machine.shape, allowed)
-    groups = _arcs_by_kind(folded)
+    beside = beside_contractions(graph, folded.arcs)
+    groups = _arcs_by_kind(folded, beside)
     kinds = {kind: (folded.arcs[arcs[0]], sum(folded.arcs[a].weight for a in arcs)) for kind, arcs in groups.items()}
+    work = work_of(graph, fusions, machine.device, math.prod(machine.shape))
+    rings = {}
+    for c, members in enumerate(folded.members):
+        if members[0] < len(graph.nodes) and (node := graph.nodes[members[0]]).name in CONTRACTIONS:
+            compute_s = op_time_s(graph, node, strategies[c], machine, work, fusions.written)
+            if (ring := ring_of(graph, node, strategies[c], machine, compute_s)) is not None:
+                rings[c] = ring
     shell = ClassProblem(folded, machine, strategies, kinds, Problem((), np.zeros((0, 2), np.int64), ()),
-                         np.full(len(folded.arcs), -1, np.int64), fusions)
-    node_costs = [_class_costs(folded, machine, strategies, fusions.written, c) for c in range(len(strategies))]
+                         np.full(len(folded.arcs), -1, np.int64), fusions, beside, rings)
+    node_costs = [_class_costs(shell, work, c) for c in range(len(strategies))]
     pairs, costs = [], []
     cache: dict = {}
     for kind, (arc, weight) in kinds.items():
-        cost = weight * _reshard_matrix(kind.full_bytes, shell.given(arc), shell.wanted(arc), machine, cache)
+        cost = weight * _reshard_matrix(shell, kind, arc, cache)
         if kind.source == kind.target:
             node_costs[kind.source] += np.diagonal(cost)
         else:
@@ -106,12 +132,13 @@ def build_problem(folded: Folded, machine: Machine, allowed: dict[int, Callable[
     return replace(shell, problem=problem)
 
 
-def _arcs_by_kind(folded: Folded) -> dict[ArcKind, list[int]]:
+def _arcs_by_kind(folded: Folded, beside: np.ndarray) -> dict[ArcKind, list[int]]:
     sizes = [_full_bytes(folded, v) for v in range(len(folded.graph.values))]
     classes = folded.class_of.tolist()
     groups: dict[ArcKind, list[int]] = {}
     for number, arc in enumerate(folded.arcs):
-        kind = ArcKind(classes[arc.source], classes[arc.target], arc.result, arc.operand, sizes[arc.value])
+        ends = classes[arc.source], classes[arc.target]
+        kind = ArcKind(*ends, arc.result, arc.operand, sizes[arc.value], bool(beside[number]))
         groups.setdefault(kind, []).append(number)
     return groups
 
@@ -158,50 +185,71 @@ def _strategies(folded: Folded, axis_sizes, allowed) -> tuple[Strategies, ...]:
     return tuple(out[c] for c in range(len(folded.members)))
 
 
-def _class_costs(folded: Folded, machine: Machine, strategies, written, c: int) -> np.ndarray:
+def _class_costs(shell: ClassProblem, work: Work, c: int) -> np.ndarray:
     """Seconds of computing of all members of class c, by strategy `[S]`."""
+    folded, options = shell.folded, shell.strategies[c]
     graph, members = folded.graph, folded.members[c]
-    total = np.zeros(len(strategies[c]))
+    total = np.zeros(len(options))
     if members[0] >= len(graph.nodes) or graph.nodes[members[0]].kind != "op":
         return total
-
-    def is_read(value: int) -> bool:
-        return bool(written[value]) or graph.nodes[graph.values[value].producer].kind == "narrow"
-
-    patterns = Counter((tuple(is_read(graph.uses[u].value) for u in graph.nodes[m].operands),
-                        tuple(bool(written[v]) for v in graph.nodes[m].results)) for m in members)
-    node = graph.nodes[members[0]]
-    for pattern, count in patterns.items():
-        total += count * node.weight * _op_time_s(graph, node, strategies[c], machine, *pattern)
+    patterns: dict[tuple, list[int]] = {}
+    for m in members:
+        node = graph.nodes[m]
+        kept = tuple(bool(shell.written[v]) for v in node.results)
+        reads = tuple(_is_read(graph, shell.written, u) for u in node.operands)
+        patterns.setdefault((reads, kept, work.read_bytes[m], work.hidden_s[m]), []).append(m)
+    for alike in patterns.values():
+        node = graph.nodes[alike[0]]
+        total += len(alike) * node.weight * op_time_s(graph, node, options, shell.machine, work, shell.written)
     return total
 
 
-def _op_time_s(graph, node: Node, options: Strategies, machine: Machine, reads, writes) -> np.ndarray:
+def _is_read(graph, written: np.ndarray, use: int) -> bool:
+    value = graph.uses[use].value
+    return bool(written[value]) or graph.nodes[graph.values[value].producer].kind == "narrow"
+
+
+def op_time_s(graph, node: Node, options: Strategies, machine: Machine, work: Work, written: np.ndarray) -> np.ndarray:
+    """Seconds that one device computes in one execution of a node, by strategy `[S]`.
+
+    Elementwise work is bound by memory: only contractions are charged for their arithmetic. What is fused into a
+    contraction (`Work`) runs beside it.
+    """
     moved = np.zeros(len(options))
-    for v, kept, codes in zip(node.results, writes, options.results):
-        if kept:
-            moved += layouts.local_bytes(graph.values[v].shape, graph.values[v].itemsize, codes, machine.shape)
-    if node.name in _PARTIAL_READERS:
-        moved *= 2
-        reads = (False, *reads[1:])
-    for u, kept, codes in zip(node.operands, reads, options.operands):
-        value = graph.values[graph.uses[u].value]
-        if kept:
-            moved += layouts.local_bytes(value.shape, value.itemsize, codes, machine.shape)
-    # Elementwise work is bound by memory; only contractions are charged for their arithmetic.
-    heavy = node.name in ("dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general")
-    flops = node.flops / options.splits if heavy else 0.0
-    return compute_time_s(machine.device, flops, node.dtype or "float32", moved)
+    for v, codes in zip(node.results, options.results):
+        if written[v] or work.writes_narrow[v]:
+            size = (graph.values[v].itemsize if written[v] else 2.0) * work.streamed[v]
+            moved += layouts.local_bytes(graph.values[v].shape, size, codes, machine.shape)
+    if work.fused[node.index]:
+        moved += work.read_bytes[node.index] / options.splits
+    else:
+        operands = list(zip(node.operands, options.operands))
+        if node.name in _PARTIAL_READERS:
+            moved, operands = 2 * moved, operands[1:]
+        for u, codes in operands:
+            value = graph.values[graph.uses[u].value]
+            if _is_read(graph, written, u):
+                size = value.itemsize * work.streamed[value.index]
+                moved += layouts.local_bytes(value.shape, size, codes, machine.shape)
+    flops = node.flops / options.splits if node.name in CONTRACTIONS else 0.0
+    time_s = compute_time_s(machine.device, flops, node.dtype or "float32", moved)
+    return np.maximum(time_s - work.hidden_s[node.index] / math.prod(machine.shape), 0.0)
 
 
-def _reshard_matrix(full_bytes: float, before: np.ndarray, after: np.ndarray, machine: Machine, cache: dict
-                    ) -> np.ndarray:
+def _reshard_matrix(shell: ClassProblem, kind: ArcKind, arc: Arc, cache: dict) -> np.ndarray:
     """Reshard times `[n, m]`; computed once per pair of distinct layout sets and size."""
-    p, row = layouts.unique(before)
+    before, after = shell.given(arc), shell.wanted(arc)
+    hidden = lowering.hidden_share(shell.machine.device.platform) if kind.beside else 0.0
     q, column = layouts.unique(after)
+    ring = shell.rings.get(kind.source) if arc.result >= 0 else None
+    if ring is not None:
+        cost = reshard_time_s(kind.full_bytes, before, q, shell.machine, hidden=hidden, ring=ring)
+        return cost[:, column]
+    p, row = layouts.unique(before)
     pair = (p.tobytes(), q.tobytes(), p.shape, q.shape)
     if pair not in cache:
-        cache[pair] = applying_steps(p, q, machine)
-    if (full_bytes, pair) not in cache:
-        cache[full_bytes, pair] = reshard_time_s(full_bytes, p, q, machine, cache[pair])
-    return cache[full_bytes, pair][np.ix_(row, column)]
+        cache[pair] = applying_steps(p, q, shell.machine)
+    key = (kind.full_bytes, pair, hidden)
+    if key not in cache:
+        cache[key] = reshard_time_s(kind.full_bytes, p, q, shell.machine, cache[pair], hidden=hidden)
+    return cache[key][np.ix_(row, column)]

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+import functools
+import itertools
+import math
 from typing import NamedTuple
 
 import numpy as np
 
-from . import layouts
-from .cost_models import DeviceSpec, Link, MeshLinks, collective_time_s, wire_bytes
+from . import layouts, lowering
+from .cost_models import DeviceSpec, Link, MeshLinks, over_axes_s, wire_bytes
 from .layouts import WHOLE
 
 
@@ -34,21 +37,27 @@ class Machine:
 
 
 class Step(NamedTuple):
-    """One collective over one axis for all pairs of layouts `[n, m]` for which `applies`."""
+    """One collective for all pairs of layouts `[n, m]` for which `applies`, over the same axes.
+
+    `scatters` is said of what completes sums onto dims, whatever its kind.
+    """
 
     kind: str
-    axis: int
+    axes: tuple[int, ...]
     applies: np.ndarray
     payload_bytes: np.ndarray
+    scatters: bool = False
 
 
 class Transfer(NamedTuple):
-    """One collective of one reshard, over one or several axes."""
+    """One collective of one reshard. `exposed_s` is the part of `time_s` that the step waits for."""
 
     kind: str
     axes: tuple[int, ...]
     wire_bytes: float
     time_s: float
+    exposed_s: float
+    ring: bool
 
 
 def steps(full_bytes: float, before: np.ndarray, after: np.ndarray, machine: Machine) -> Iterator[Step]:
@@ -58,38 +67,43 @@ def steps(full_bytes: float, before: np.ndarray, after: np.ndarray, machine: Mac
     p, q = np.broadcast_arrays(p, q)
     axes = range(len(sizes))
     local = np.broadcast_to((full_bytes / layouts.parts(before, sizes))[:, None], p.shape[:2])
-    # 1. Slices, and sums that are completed onto a dim. XLA:CPU forms no reduce-scatters: it reduces, then slices.
-    scatter_kind = "all-reduce" if machine.device.platform == "cpu" else "reduce-scatter"
+    # 1. Slices, and sums that are completed, onto a dim or everywhere.
     first = _after_slices(p, q)
     for a in axes:
         local = local / np.where((p[..., a] == WHOLE) & (q[..., a] >= 0), sizes[a], 1)
+    scatter = (p < WHOLE) & (q >= 0)
+    for group, applies in _groups(scatter):
+        yield Step(lowering.scatter_kind(machine.device.platform, machine.mesh, group), group, applies, local, True)
     for a in axes:
-        scatter = (p[..., a] < WHOLE) & (q[..., a] >= 0)
-        yield Step(scatter_kind, a, scatter, local)
-        local = local / np.where(scatter, sizes[a], 1)
-    share = local
-    for a in sorted(axes, key=lambda a: -machine.links[a].bytes_per_s):
-        # Over several axes: reduce-scatter down the fast axes, all-reduce the rest, all-gather back up.
-        reduce = (p[..., a] < WHOLE) & (q[..., a] == WHOLE)
-        yield Step("all-reduce", a, reduce, share)
-        share = share / np.where(reduce, sizes[a], 1)
+        local = local / np.where(scatter[..., a], sizes[a], 1)
+    for group, applies in _groups((p < WHOLE) & (q == WHOLE)):
+        yield Step("all-reduce", group, applies, local)
     yield from _permutes(p, first, local, axes)
     # 2. Axes that move from one dim to another, group by group.
     for now, then in _moves(first, q):
-        for a in axes:
-            moves = then[..., a] != now[..., a]
-            payload = local
-            for other in range(a):  # those that move together are one all-to-all
-                payload = payload / np.where(moves & (then[..., other] != now[..., other]), sizes[other], 1)
-            yield Step("all-to-all", a, moves, payload)
+        for group, applies in _groups(then != now):
+            yield Step("all-to-all", group, applies, local)
         yield from _permutes(now, then, local, axes)
         first = then
-    # 3. Gathers; blocks change places before, when they are small.
+    # 3. Gathers, dim by dim; blocks change places before, when they are small.
     yield from _permutes(first, q, local, axes)
-    for a in reversed(axes):
-        gather = (first[..., a] >= 0) & (q[..., a] == WHOLE)
-        local = local * np.where(gather, sizes[a], 1)
-        yield Step("all-gather", a, gather, local)
+    gather = (first >= 0) & (q == WHOLE)
+    for dim in reversed(range(int(first.max(initial=-1)) + 1)):
+        here = gather & (first == dim)
+        for a in axes:
+            local = local * np.where(here[..., a], sizes[a], 1)
+        for group, applies in _groups(here):
+            yield Step("all-gather", group, applies, local)
+
+
+def _groups(moves: np.ndarray) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
+    """(axes, the pairs `[n, m]` in which `moves` `[n, m, axes]` holds of these and of no other)."""
+    used = [a for a in range(moves.shape[-1]) if moves[..., a].any()]
+    for count in range(1, len(used) + 1):
+        for group in itertools.combinations(used, count):
+            applies = functools.reduce(np.logical_and, (moves[..., a] == (a in group) for a in used))
+            if applies.any():
+                yield group, applies
 
 
 def path(before: Sequence[int], after: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -150,7 +164,7 @@ def _permutes(start: np.ndarray, end: np.ndarray, local: np.ndarray, axes: Seque
             leaves = (start[..., a] >= 0) & (start[..., minor] == start[..., a])
             joins = (end[..., a] >= 0) & (end[..., minor] == end[..., a])
             moved |= changes & stays & (leaves | joins)
-        yield Step("collective-permute", a, moved & ~already, local)
+        yield Step("collective-permute", (a,), moved & ~already, local)
         already |= moved
 
 
@@ -160,16 +174,40 @@ def impossible(before: np.ndarray, after: np.ndarray) -> np.ndarray:
     return ((q < WHOLE) & (p != q)).any(axis=-1)
 
 
-def reshard_time_s(full_bytes: float, before: np.ndarray, after: np.ndarray, machine: Machine,
-                   unit_steps: Sequence[Step] | None = None) -> np.ndarray:
-    """Seconds from each layout of `before` `[n, axes]` to each of `after` `[m, axes]`; inf if impossible.
+class Ring(NamedTuple):
+    """Where the compiler sends a pending sum around while it computes it, by strategy of what makes it.
 
-    `unit_steps` are the `steps` of one byte, where they are known already.
+    `dims[s, d]` says whether completing the sum onto dim d is such a ring, and `beside_s[s]` how long computing takes,
+    beside which it runs.
+    """
+
+    dims: np.ndarray
+    beside_s: np.ndarray
+
+
+def reshard_time_s(full_bytes: float, before: np.ndarray, after: np.ndarray, machine: Machine,
+                   unit_steps: Sequence[Step] | None = None, *, hidden: float = 0.0, ring: Ring | None = None
+                   ) -> np.ndarray:
+    """Seconds that a step waits from each layout of `before` `[n, axes]` to each of `after` `[m, axes]`; inf if
+    impossible.
+
+    Args:
+      unit_steps: the `steps` of one byte, where they are known already.
+      hidden: the share of gathers that runs beside other work.
+      ring: of the value, with a row per layout of `before`.
     """
     time_s = np.zeros((len(before), len(after)))
     for step in applying_steps(before, after, machine) if unit_steps is None else unit_steps:
-        link, size = machine.links[step.axis], machine.shape[step.axis]
-        time_s[step.applies] += collective_time_s(step.kind, link, size, full_bytes * step.payload_bytes[step.applies])
+        payload = full_bytes * step.payload_bytes[step.applies]
+        wait_s = over_axes_s(step.kind, machine.mesh, step.axes, payload)
+        if step.kind == "all-gather":
+            wait_s = (1 - hidden) * wait_s
+        if ring is not None and step.scatters and lowering.rings(machine.mesh, step.axes):
+            round_s = lowering.ring_time_s(machine.mesh, step.axes, payload)
+            rows = np.nonzero(step.applies)[0]
+            turns = _turns(ring, after, step)
+            wait_s = np.where(turns, np.maximum(round_s - ring.beside_s[rows], 0.0), wait_s)
+        time_s[step.applies] += wait_s
     changed = (before[:, None, :] != after[None, :, :]).any(axis=-1)
     # Every reshard also writes its result once.
     written = full_bytes / layouts.parts(after, machine.shape) / machine.device.memory_bytes_per_s
@@ -177,22 +215,35 @@ def reshard_time_s(full_bytes: float, before: np.ndarray, after: np.ndarray, mac
     return np.where(impossible(before, after), np.inf, time_s)
 
 
+def _turns(ring: Ring, after: np.ndarray, step: Step) -> np.ndarray:
+    """By pair for which a scattering step applies: whether it is a ring."""
+    rows, columns = np.nonzero(step.applies)
+    return np.logical_and.reduce([ring.dims[rows, after[columns, a]] for a in step.axes])
+
+
 def applying_steps(before: np.ndarray, after: np.ndarray, machine: Machine) -> tuple[Step, ...]:
     """The `steps` of one byte that any pair of layouts takes."""
     return tuple(step for step in steps(1.0, before, after, machine) if step.applies.any())
 
 
-def collectives_between(full_bytes: float, before: Sequence[int], after: Sequence[int], machine: Machine
-                        ) -> list[Transfer]:
-    """The collectives of one reshard; those of one kind are one collective over several axes."""
-    found: dict[str, list[Step]] = {}
-    for step in steps(full_bytes, np.array([before]), np.array([after]), machine):
-        if step.applies[0, 0]:
-            found.setdefault(step.kind, []).append(step)
+def collectives_between(full_bytes: float, before: Sequence[int], after: Sequence[int], machine: Machine, *,
+                        hidden: float = 0.0, ring: Ring | None = None) -> list[Transfer]:
+    """The collectives of one reshard, in order. `ring` has one row."""
+    p, q = np.array([before]), np.array([after])
     out = []
-    for kind, same in found.items():
-        sent = sum(float(wire_bytes(kind, machine.shape[s.axis], s.payload_bytes[0, 0])) for s in same)
-        time = sum(float(collective_time_s(kind, machine.links[s.axis], machine.shape[s.axis], s.payload_bytes[0, 0]))
-                   for s in same)
-        out.append(Transfer(kind, tuple(sorted(s.axis for s in same)), sent, time))
+    for step in steps(full_bytes, p, q, machine):
+        if not step.applies[0, 0]:
+            continue
+        payload = float(step.payload_bytes[0, 0])
+        turns = ring is not None and step.scatters and lowering.rings(machine.mesh, step.axes) \
+            and bool(_turns(ring, q, step)[0])
+        if turns:
+            time_s = float(lowering.ring_time_s(machine.mesh, step.axes, payload))
+            sent, exposed_s = lowering.ring_bytes(machine.mesh, step.axes, payload), time_s - float(ring.beside_s[0])
+            out.append(Transfer("collective-permute", step.axes, float(sent), time_s, max(exposed_s, 0.0), True))
+            continue
+        time_s = float(over_axes_s(step.kind, machine.mesh, step.axes, payload))
+        size = math.prod(machine.shape[a] for a in step.axes)
+        exposed_s = (1 - hidden) * time_s if step.kind == "all-gather" else time_s
+        out.append(Transfer(step.kind, step.axes, float(wire_bytes(step.kind, size, payload)), time_s, exposed_s, False))
     return out

@@ -299,6 +299,7 @@ def flops_of(eqn: compat.JaxprEqn, rule: Rule) -> float:
         numbers = eqn.params["dimension_numbers"]
         out, kernel = eqn.outvars[0].aval.shape, eqn.invars[1].aval.shape
         taps = math.prod(kernel) / kernel[numbers.rhs_spec[0]]  # input features per group x window
-        return 2.0 * math.prod(out) * taps / eqn.params["batch_group_count"]
+        holes = math.prod(eqn.params["lhs_dilation"])  # zeros between the input's elements, which no one multiplies
+        return 2.0 * math.prod(out) * taps / eqn.params["batch_group_count"] / holes
     sizes = [math.prod(getattr(v.aval, "shape", ())) for v in (*eqn.invars, *eqn.outvars)]
     return float(max(sizes, default=0))

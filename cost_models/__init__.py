@@ -7,7 +7,7 @@ True
 """
 
 from .cluster import Cluster, ClusterError, cluster_of, parse_cluster
-from .collectives import collective_time_s, wire_bytes
+from .collectives import collective_time_s, over_axes_s, wire_bytes
 from .compute import compute_time_s
 from .cpu import cpu_device
 from .devices import DEVICES, DeviceSpec
@@ -38,6 +38,7 @@ __all__ = [
     "collective_time_s",
     "compute_time_s",
     "cpu_device",
+    "over_axes_s",
     "parse_cluster",
     "wire_bytes",
 ]

@@ -95,7 +95,11 @@ class Cluster:
             return mesh
         strides = [math.prod(mesh.shape[axis + 1 :]) for axis in range(len(mesh.shape))]
         links = (self._with_points(link, stride) for link, stride in zip(mesh.links, strides, strict=True))
-        return MeshLinks(mesh.shape, tuple(links))
+        groups = (
+            (axes, self._with_points(link, strides[axes[-1]]) if len(axes) == axes[-1] - axes[0] + 1 else link)
+            for axes, link in mesh.groups
+        )
+        return MeshLinks(mesh.shape, tuple(links), tuple(groups))
 
     def axes(self) -> tuple[tuple[int, int], ...]:
         """(size, stride) of every mesh axis of 2 or more devices that there can be; one of those that cost the same.

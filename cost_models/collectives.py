@@ -9,14 +9,15 @@ axis, the ring formulas are those of
   R. Thakur, R. Rabenseifner, W. Gropp: Optimization of collective communication operations in MPICH.
   IJHPCA 19 (2005); and, for tori, jax-ml.github.io/scaling-book (Sharded matrices and how to multiply them).
 
-A tensor gathered over two axes is a sequence of two collectives, priced one after the other by the caller.
+A collective over several axes uses the links of all at once where it can (`MeshLinks.together`); elsewhere it goes axis
+by axis (`over_axes_s`).
 """
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from .efficiency import linear
-from .links import COLLECTIVE_KINDS, CollectivePoints, Link
+from .links import COLLECTIVE_KINDS, CollectivePoints, Link, MeshLinks
 
 
 def wire_bytes(kind: str, axis_size: int, payload_bytes: ArrayLike) -> np.ndarray:
@@ -84,6 +85,27 @@ def collective_time_s(kind: str, link: Link, axis_size: int, payload_bytes: Arra
         latency_s, rate = _latency_and_rate(kind, link)
         time_s = latency_s + wire_bytes(kind, axis_size, payload) / rate
     return np.asarray(np.where(payload > 0, time_s, 0.0))
+
+
+def over_axes_s(kind: str, mesh: MeshLinks, axes: tuple[int, ...], payload_bytes: ArrayLike) -> np.ndarray:
+    """Seconds of one collective over one or several axes of a mesh (ascending).
+
+    Axis by axis, the fastest first: with B on it, and of reductions and gathers B / size left for the next, so that a
+    reduction goes down the fast axes and up again.
+
+    >>> from .cluster import parse_cluster
+    >>> torus = parse_cluster("v5e:4x4").mesh((4, 4))
+    >>> one, both = (float(over_axes_s("all-gather", torus, axes, 1e9)) for axes in ((0,), (0, 1)))
+    >>> both < one  # the links of both dims
+    True
+    """
+    if (link := mesh.together(axes)) is not None:
+        return collective_time_s(kind, link, link.size, payload_bytes)
+    time_s = np.zeros_like(share := np.asarray(payload_bytes, np.float64))
+    for link in sorted((mesh.links[axis] for axis in axes), key=lambda link: -link.bytes_per_s):
+        time_s = time_s + collective_time_s(kind, link, link.size, share)
+        share = share if kind in ("all-to-all", "collective-permute") else share / link.size
+    return time_s
 
 
 def interpolate(points: CollectivePoints, payload_bytes: np.ndarray) -> np.ndarray:

@@ -38,6 +38,7 @@ class DeviceSpec:
       memory_efficiency: fraction of `memory_bytes_per_s` that streaming operations reach.
       op_overhead_s: time that every operation costs, whatever its size.
       sources: pairs of (figure, where it comes from).
+      on_chip_bytes: memory on the chip in which a compiler keeps values between operations; 0 if it keeps none there.
       tables: what matmuls reach by shape, at most one per operation and dtype; instead of `matmul_efficiency`.
       stream: times of streaming by size; instead of `memory_bytes_per_s` and `memory_efficiency`.
     """
@@ -52,6 +53,7 @@ class DeviceSpec:
     memory_efficiency: float
     op_overhead_s: float
     sources: tuple[tuple[str, str], ...]
+    on_chip_bytes: float = 0.0
     tables: tuple[MatmulTable, ...] = ()
     stream: StreamTable | None = None
 
@@ -115,6 +117,7 @@ def _tpu(
     memory_gib: float,
     usable_gib: float,
     bytes_per_s: float,
+    on_chip_bytes: float,
 ) -> DeviceSpec:
     """A TPU chip. float32 matmuls run one bf16 pass at JAX's default precision, hence bf16's rate."""
     return DeviceSpec(
@@ -135,7 +138,9 @@ def _tpu(
             ("matmul_efficiency", f"{_SCALING_BOOK}: up to 95 % of peak; less for smaller matmuls"),
             ("memory_efficiency", "assumed, as for other HBM devices"),
             ("op_overhead_s", "none: a TPU program is one instruction stream without launches"),
+            ("on_chip_bytes", "jax.experimental.pallas.tpu, get_tpu_info: VMEM of all cores; of v4, CMEM"),
         ),
+        on_chip_bytes=on_chip_bytes,
     )
 
 
@@ -174,10 +179,10 @@ def _gpu(
 _MIB = 2**20
 
 _ALL = (
-    _tpu("v4", "v4", bf16=275e12, int8=275e12, memory_gib=32, usable_gib=30.75, bytes_per_s=1.228e12),
-    _tpu("v5e", "v5e", bf16=197e12, int8=393e12, memory_gib=16, usable_gib=15.75, bytes_per_s=8.19e11),
-    _tpu("v5p", "v5p", bf16=459e12, int8=918e12, memory_gib=96, usable_gib=95.0, bytes_per_s=2.765e12),
-    _tpu("v6e", "v6e", bf16=918e12, int8=1836e12, memory_gib=32, usable_gib=31.25, bytes_per_s=1.638e12),
+    _tpu("v4", "v4", bf16=275e12, int8=275e12, memory_gib=32, usable_gib=30.75, bytes_per_s=1.228e12, on_chip_bytes=134e6),
+    _tpu("v5e", "v5e", bf16=197e12, int8=393e12, memory_gib=16, usable_gib=15.75, bytes_per_s=8.19e11, on_chip_bytes=128 * _MIB),
+    _tpu("v5p", "v5p", bf16=459e12, int8=918e12, memory_gib=96, usable_gib=95.0, bytes_per_s=2.765e12, on_chip_bytes=128 * _MIB),
+    _tpu("v6e", "v6e", bf16=918e12, int8=1836e12, memory_gib=32, usable_gib=31.25, bytes_per_s=1.638e12, on_chip_bytes=128 * _MIB),
     _gpu(
         "V100",
         "NVIDIA V100 data sheet (SXM2 32 GB)",

@@ -63,6 +63,7 @@ class Link:
       wraps: whether the axis closes to a ring over its own links.
       description: for reports, e.g. "ICI torus dim 1 (4, line)".
       points: measured times, which replace the formulas where present.
+      torus: the sizes above 1 of the torus's dims if the axis runs over all of one, else ().
     """
 
     size: int
@@ -75,6 +76,7 @@ class Link:
     wraps: bool
     description: str
     points: tuple[CollectivePoints, ...] = ()
+    torus: tuple[int, ...] = ()
 
     def measured(self, kind: str) -> CollectivePoints | None:
         """The measured times for `kind`, or None where only formulas are known."""
@@ -91,10 +93,19 @@ class Link:
 
 @dataclass(frozen=True)
 class MeshLinks:
-    """The links of a mesh: one per axis, in the axes' order. `links[i].size == shape[i]`."""
+    """The links of a mesh: one per axis, in the axes' order. `links[i].size == shape[i]`.
+
+    `groups` are pairs (axes, the link that they are together) of the sets of two or more axes over which one
+    collective uses the links of all at once: on a torus, and where axes side by side are one longer axis.
+    """
 
     shape: tuple[int, ...]
     links: tuple[Link, ...]
+    groups: tuple[tuple[tuple[int, ...], Link], ...] = ()
 
     def __post_init__(self) -> None:
         assert self.shape == tuple(link.size for link in self.links), (self.shape, self.links)
+
+    def together(self, axes: tuple[int, ...]) -> Link | None:
+        """The link over several axes (ascending); None if a collective over them goes axis by axis."""
+        return self.links[axes[0]] if len(axes) == 1 else dict(self.groups).get(axes)

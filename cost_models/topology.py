@@ -26,6 +26,7 @@ all-to-all).
 """
 
 from dataclasses import dataclass
+from itertools import combinations
 import math
 
 import numpy as np
@@ -136,7 +137,24 @@ def mesh_links(levels: tuple[Level, ...], shape: tuple[int, ...]) -> MeshLinks:
     shape = tuple(int(size) for size in shape)
     strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
     links = (axis_link(levels, size, stride) for size, stride in zip(shape, strides, strict=True))
-    return MeshLinks(shape, tuple(links))
+    every = (axes for count in range(2, len(shape) + 1) for axes in combinations(range(len(shape)), count))
+    groups = ((axes, link) for axes in every if (link := group_link(levels, shape, axes)) is not None)
+    return MeshLinks(shape, tuple(links), tuple(groups))
+
+
+def group_link(levels: tuple[Level, ...], shape: tuple[int, ...], axes: tuple[int, ...]) -> Link | None:
+    """What several axes of a mesh of `shape` are together; None if a collective over them goes axis by axis."""
+    size = math.prod(shape[axis] for axis in axes)
+    strides = [math.prod(shape[axis + 1 :]) for axis in axes]
+    if axes == tuple(range(axes[0], axes[-1] + 1)):
+        return axis_link(levels, size, strides[-1])
+    if levels[-1].kind == "shared-memory":
+        return cpu_link(levels[-1].sizes[0], size)
+    pieces = [p for axis, stride in zip(axes, strides, strict=True) for p in axis_pieces(levels, shape[axis], stride)]
+    one_dim_each = len({piece.dim for piece in pieces}) == len(pieces)
+    if one_dim_each and all(piece.level.kind == "torus" and piece.aligned for piece in pieces):
+        return _link(size, tuple(pieces))
+    return None
 
 
 def axis_pieces(levels: tuple[Level, ...], size: int, stride: int) -> tuple[Piece, ...]:
@@ -179,7 +197,10 @@ def axis_link(levels: tuple[Level, ...], size: int, stride: int) -> Link:
         return Link(1, math.inf, math.inf, math.inf, 0.0, 0.0, 0.0, False, "one device")
     if levels[-1].kind == "shared-memory":
         return cpu_link(levels[-1].sizes[0], size)
-    pieces = axis_pieces(levels, size, stride)
+    return _link(size, axis_pieces(levels, size, stride))
+
+
+def _link(size: int, pieces: tuple[Piece, ...]) -> Link:
     aligned = all(piece.aligned for piece in pieces)
     if aligned:
         rates = _inside([piece for piece in pieces if piece.level.kind != "network"])
@@ -199,7 +220,16 @@ def axis_link(levels: tuple[Level, ...], size: int, stride: int) -> Link:
         gather_latency_s=rates.gather_latency_s,
         wraps=len(pieces) == 1 and pieces[0].ring,
         description=description if aligned else f"{description} (not aligned with the wiring)",
+        torus=_whole_torus(pieces),
     )
+
+
+def _whole_torus(pieces: tuple[Piece, ...]) -> tuple[int, ...]:
+    """The sizes above 1 of the dims of a torus that an axis covers alone and whole."""
+    level = pieces[0].level
+    dims = tuple(size for size in level.sizes if size > 1)
+    alone = level.kind == "torus" and all(piece.level is level for piece in pieces)
+    return dims if alone and math.prod(piece.size for piece in pieces) == math.prod(dims) else ()
 
 
 def _crossing(pieces: tuple[Piece, ...], size: int) -> _Rates:

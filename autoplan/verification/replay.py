@@ -4,10 +4,11 @@ A scheduled module lists its instructions in the order in which the chip issues 
 computing (one instruction after another), the links, in two directions, and copies between HBM and VMEM. What starts
 asynchronously occupies its stream and is waited for at its done; a synchronous collective is waited for at once.
 
-- A fusion with a matmul takes the compiler's own estimate of its cycles, at least its roofline.
-- Other fusions take their roofline alone: bytes to and from HBM over its bandwidth. The compiler's estimates for them
+- A fusion with a matmul takes the compiler's own estimate of its cycles, at least its roofline; a program that was
+  stopped before code generation has no such estimates, and the matrix unit is taken to reach its usual efficiency.
+- Other fusions take their roofline alone: bytes to and from HBM over the bandwidth that streams reach. The compiler's estimates for them
   are 3 to 4 times too slow against what such streams reach on hardware.
-- A collective takes what the planner's cost model says for its axes; over several axes it uses all their links.
+- A collective takes what the planner's cost model says for its axes.
 - A collective-permute occupies one direction of the links, other collectives both.
 
 XLA's `optimal_seconds` is not used: it knows neither collectives nor loops.
@@ -18,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ..cost_models import Cluster, collective_time_s
+from ..cost_models import Cluster, over_axes_s
 from .flops import FlopCounter
 from .groups import source_target_pairs
 from .hlo import Computation, Instruction, Module, arrays_of, tuple_elements
@@ -65,7 +66,8 @@ def step_time_s(module: Module, cluster: Cluster, axis_sizes: dict[str, int]) ->
 class _Replay:
     def __init__(self, module: Module, cluster: Cluster, axis_sizes: dict[str, int]) -> None:
         self.module, self.device, self.axis_sizes = module, cluster.device, axis_sizes
-        self.links = dict(zip(axis_sizes, cluster.mesh(tuple(axis_sizes.values())).links, strict=True))
+        self.axes, self.mesh = list(axis_sizes), cluster.mesh(tuple(axis_sizes.values()))
+        self.rate = self.device.memory_bytes_per_s * self.device.memory_efficiency
         self.flops = FlopCounter(module)
         self.memo: dict[tuple[str, frozenset[str]], float] = {}
 
@@ -123,27 +125,20 @@ class _Replay:
             streams.compute_s = max(until_s, streams.compute_s + inside_s)
 
     def _collective_s(self, collective: CompiledCollective) -> float:
-        """Over one axis the cost model's time; over several, their links' bandwidths add up."""
-        links = [self.links[axis] for axis in collective.axes]
-        if not links:
+        if not collective.axes:
             return 0.0
-        if len(links) == 1 and links[0].size == collective.group_size or collective.kind == "collective-permute":
-            link = links[0]
-            return float(collective_time_s(collective.kind, link, link.size, collective.payload_bytes))
-        exchange = collective.kind == "all-to-all"
-        rate = sum(link.exchange_bytes_per_s if exchange else link.bytes_per_s for link in links)
-        passes = 2 if collective.kind == "all-reduce" else 1
-        latency_s = sum(passes * link.gather_latency_s for link in links) + max(link.base_latency_s for link in links)
-        return latency_s + collective.wire_bytes / rate
+        axes = tuple(sorted(self.axes.index(axis) for axis in collective.axes))
+        return float(over_axes_s(collective.kind, self.mesh, axes, collective.payload_bytes))
 
     def _compute_s(self, instruction: Instruction, computation: Computation, hidden: frozenset = frozenset()) -> float:
         """Seconds of an instruction; `hidden` are arrays that a collective beside it reads and writes."""
         flops = self.flops.of(instruction, computation)
-        moved = self._hbm_bytes(instruction, computation, hidden) / self.device.memory_bytes_per_s
+        moved = self._hbm_bytes(instruction, computation, hidden) / self.rate
         if not flops:
             return moved
         cycles = int(instruction.attribute(r'"estimated_cycles":"?(\d+)') or 0)
-        return max(cycles / CLOCK_HZ[self.device.name], flops / self.device.peak("bfloat16"), moved)
+        busy = flops / (self.device.peak("bfloat16") * (1.0 if cycles else self.device.matmul_efficiency))
+        return max(cycles / CLOCK_HZ[self.device.name], busy, moved)
 
     def _hbm_bytes(self, instruction: Instruction, computation: Computation, hidden: frozenset) -> float:
         """Bytes that an instruction reads from and writes to HBM; a slice touches only what it slices."""
@@ -165,7 +160,7 @@ class _Replay:
         """Of a copy between memories: its type is (source, destination, context)."""
         elements = tuple_elements(instruction.type_text)
         arrays = arrays_of(elements[1 if len(elements) > 1 else 0])
-        return sum(a.size_bytes for a in arrays) / self.device.memory_bytes_per_s
+        return sum(a.size_bytes for a in arrays) / self.rate
 
     def _buffers(self, site: Site) -> set:
         operands = (a for o in site.instruction.operands for a in site.computation.operand_arrays(o))
