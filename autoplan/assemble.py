@@ -1,8 +1,9 @@
 """From a choice to a `Plan`: layouts of inputs and outputs, constraints, collectives, predictions."""
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+import functools
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from .layouts import WHOLE, Layout
 from .memory import MemoryModel
 from .plan import Collective, Constraint, LeafLayout
 from .problem import ClassProblem
-from .reshard import path
+from .reshard import Transfer, path
 from .trace import Trace
 
 
@@ -27,17 +28,26 @@ class Scored:
     memory: MemoryModel
     choice: np.ndarray
 
-    @property
+    @functools.cached_property
     def step_time_s(self) -> float:
-        return float(self.shell.problem.cost(self.choice))
+        """The choice's cost in the problem, and what its gathers take longer than all computing that they run beside."""
+        return float(self.shell.problem.cost(self.choice)) + self.excess_s
+
+    @functools.cached_property
+    def excess_s(self) -> float:
+        """Seconds of gathers counted as hidden for which there is nothing to hide behind."""
+        computing_s = sum(float(cost[s]) for cost, s in zip(self.shell.problem.node_costs, self.choice))
+        return max(0.0, self._communication_s(lambda t: (t.time_s - t.exposed_s) * (not t.ring)) - computing_s)
 
     @property
     def communication_time_s(self) -> float:
         """Seconds that the step waits for collectives; the rest is computing, and writing what they bring."""
+        return self._communication_s(lambda transfer: transfer.exposed_s) + self.excess_s
+
+    def _communication_s(self, seconds: Callable[[Transfer], float]) -> float:
         total = 0.0
         for kind, (arc, weight) in self.shell.kinds.items():
-            moved = self.shell.transfers(arc, kind.beside, self.choice)
-            total += weight * sum(transfer.exposed_s for transfer in moved)
+            total += weight * sum(map(seconds, self.shell.transfers(arc, kind.beside, self.choice)))
         return total
 
     @property

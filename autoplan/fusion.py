@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from . import lowering
 from .cost_models import DeviceSpec, compute_time_s
 from .graph import CONTRACTIONS, Graph, Node, Use, Value
 
@@ -56,12 +57,25 @@ class Fusions:
 
 def fusions_of(graph: Graph, platform: str) -> Fusions:
     narrow_only = [narrowed_only(graph, value.index) for value in graph.values]
+    lanes = lowering.TILES.get(platform, (1, 1))[1]
     absorbs = np.array([platform == "tpu" and _absorbs(graph, use) for use in graph.uses], bool)
-    must = np.array([_is_written_anyway(graph, value, narrow_only, absorbs) for value in graph.values], bool)
+    must = np.array([_is_written_anyway(graph, value, narrow_only, absorbs) or _is_laid_anew(graph, value, lanes)
+                     for value in graph.values], bool)
     written = must
     for _ in range(ROUNDS):  # what is written decides how many fusions read the rest, and the other way round
         sources, written = _decide(graph, _num_fusions(graph, written), must, narrow_only, platform)
     return Fusions(written, sources)
+
+
+def _is_laid_anew(graph: Graph, value: Value, lanes: int) -> bool:
+    """Whether a reshape moves its elements: where lines of memory hold `lanes` of them, one that makes last dims of
+    another size, and not of whole lines."""
+    node = graph.nodes[value.producer]
+    if node.name != "reshape" or lanes == 1 or not node.operands or not value.shape:
+        return False
+    before, after = graph.values[graph.uses[node.operands[0]].value].shape, value.shape
+    return bool(before) and before[-1] != after[-1] and (before[-1] % lanes != 0 or after[-1] % lanes != 0) \
+        and 1 not in (before[-1], after[-1])
 
 
 def _absorbs(graph: Graph, use: Use) -> bool:
@@ -217,8 +231,8 @@ def work_of(graph: Graph, fusions: Fusions, device: DeviceSpec, num_devices: int
 
     XLA:TPU puts elementwise work and reductions into the contraction whose result they read, or else into the one that
     reads theirs: what they move hides behind its arithmetic as far as that takes longer than its own traffic
-    (`_homes`). A value that several operations of one fusion read is read once. Values that fit the chip's own memory
-    twice stay there half of the time (counted in compiled programs, v5e).
+    (`_homes`). A value that several operations of one fusion read is read once. Values that fit the chip's own memory four
+    times stay there half of the time (counted in programs compiled for v5e and v5p).
     """
     written = fusions.written
     fused = np.array([_is_fusible(graph, n) or n.kind == "op" and n.name in _REDUCTIONS for n in graph.nodes], bool)
@@ -226,7 +240,7 @@ def work_of(graph: Graph, fusions: Fusions, device: DeviceSpec, num_devices: int
     homes = _homes(graph, written | narrow, fused) if device.platform == "tpu" else [-1] * len(graph.nodes)
     size = np.array([np.prod(v.shape, dtype=float) * v.itemsize for v in graph.values])
     inner = np.array([graph.nodes[v.producer].kind in ("op", "narrow") and not _is_output(graph, v) for v in graph.values])
-    streamed = np.where(inner & (size <= num_devices * device.on_chip_bytes / 2), 0.5, 1.0)
+    streamed = np.where(inner & (size <= num_devices * device.on_chip_bytes / 4), 0.5, 1.0)
     size = size * streamed
     read, hidden = np.zeros(len(graph.nodes)), np.zeros(len(graph.nodes))
     slack: dict[int, float] = {}

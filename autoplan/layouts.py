@@ -50,11 +50,10 @@ def local_bytes(shape: Sequence[int], itemsize: float, codes: np.ndarray, axis_s
 
 
 def held_bytes(shape: Sequence[int], itemsize: float, codes: np.ndarray, axis_sizes: Sequence[int],
-               tile: tuple[int, int] | None, free: bool = True) -> np.ndarray:
+               tile: tuple[int, int] | None) -> np.ndarray:
     """Bytes per device of an array in memory, where arrays lie in tiles of (rows, columns); float64 `[n]`.
 
-    The last two dims are padded to whole tiles (few rows to a power of two). If the compiler is `free` to, it makes
-    those the last that need least padding.
+    Two dims are padded to whole tiles (few rows to a power of two): those that need least padding.
     """
     size = local_bytes(shape, itemsize, codes, axis_sizes)
     if tile is None or len(shape) < 2 or not math.prod(shape):
@@ -62,8 +61,7 @@ def held_bytes(shape: Sequence[int], itemsize: float, codes: np.ndarray, axis_si
     local = np.stack([dim / split_factor(codes, axis_sizes, d) for d, dim in enumerate(shape)], axis=-1)
     rows = np.minimum(tile[0], 2 ** np.ceil(np.log2(local)))
     as_row, as_column = (np.ceil(local / unit) * unit / local for unit in (rows, tile[1]))
-    last = len(shape) - 1
-    pairs = itertools.permutations(range(len(shape)), 2) if free else ((last - 1, last),)
+    pairs = itertools.permutations(range(len(shape)), 2)
     return size * np.min([as_row[:, i] * as_column[:, j] for i, j in pairs], axis=0)
 
 

@@ -137,7 +137,7 @@ def _add_value(collector: _Collector, value, start: int, stop: int) -> None:
 
     def make() -> Buffer:
         codes = shell.strategies[c].results[result]
-        size = _held_bytes(shell, value, codes, free=node.kind != "input")
+        size = _held_bytes(shell, value, codes)
         if ring is not None:  # a sum that goes around is there in blocks only
             pending = np.where(codes < WHOLE, np.asarray(shell.machine.shape), 1).prod(axis=1)
             size = np.where(ring.dims.any(axis=1), size / pending, size)
@@ -146,9 +146,9 @@ def _add_value(collector: _Collector, value, start: int, stop: int) -> None:
     collector.add((c, result, value.shape, value.itemsize), make, node.name, start, stop)
 
 
-def _held_bytes(shell: ClassProblem, value, codes: np.ndarray, free: bool = True) -> np.ndarray:
+def _held_bytes(shell: ClassProblem, value, codes: np.ndarray) -> np.ndarray:
     tile = lowering.TILES.get(shell.machine.device.platform)
-    return layouts.held_bytes(value.shape, value.itemsize, codes, shell.machine.shape, tile, free)
+    return layouts.held_bytes(value.shape, value.itemsize, codes, shell.machine.shape, tile)
 
 
 def _add_reshard(collector: _Collector, number: int, arc, last: list[int]) -> None:

@@ -25,9 +25,9 @@ from .folding import Folded, fold
 from .graph import build_graph
 from .memory import MemoryModel, memory_model
 from .plan import Candidate, LeafLayout, MeshShape, Plan
-from .problem import ClassProblem, build_problem
+from .problem import ClassProblem, build_problem, leaning_to_links
 from .reshard import Machine
-from .search import Solution, Status, solve
+from .search import Problem, Solution, Status, solve
 from .trace import Trace
 from .units import format_bytes
 
@@ -40,8 +40,12 @@ PROVED_GAP, FEW_STRATEGIES = 1e-4, 4000
 # Larger ones stop at this relative gap: costs are known less well, and the last percent of proof can take longer
 # than all before it.
 SEARCH_GAP = 2e-2
+# A mesh of more axes must be better than one of fewer by more than the search tells apart.
+WORTHWHILE = SEARCH_GAP
 # A classic layout this many times slower than the best so far is not worked out further.
 HOPELESS = 1.5
+# Weights of links against computing, where a step is bound by its links.
+LEANINGS = (0.5, 0.9)
 # A limit counts as held up to this share of it (sums of many floats).
 MEMORY_TOLERANCE = 1e-9
 
@@ -126,7 +130,7 @@ def make_plan(trace: Trace, cluster: Cluster, *, memory_bytes: float | None = No
         names = axis_names or AXIS_NAMES[:len(shape)]
         if _pins_possible(trace, names, fixed=mesh_shape is not None):
             outcomes += _solve_shape(setting, shape, names, layout, outcomes, mesh_shape is not None)
-    best = min(outcomes, key=lambda o: o.cost_s, default=None)
+    best = min(outcomes, key=lambda o: o.cost_s * (1 + WORTHWHILE) ** len(o.shape), default=None)
     if best is None or math.isinf(best.cost_s):
         raise _nothing_fits(setting, outcomes)
     return _plan(setting, best, outcomes, layout, started)
@@ -160,6 +164,8 @@ def _solve_shape(setting: Setting, shape, names, layout: str, before: Sequence[O
         setting.phases.end("search")
         return [forced]
     best = min((o.cost_s for o in before), default=math.inf)
+    if any(len(o.shape) < len(shape) for o in before):
+        best *= 1 - WORTHWHILE
     if not fixed and math.isfinite(best):
         free = _solve(setting, shell, memory, "auto", names, cutoff=best)
         setting.phases.end("search")
@@ -219,11 +225,13 @@ def _solve(setting: Setting, shell: ClassProblem, memory: MemoryModel, name: str
            compared_only: bool = False) -> Outcome:
     """The best choice, or if that does not fit, the best that does. `compared_only`: a good choice is enough, and it
     need not fit."""
-    problem, limit = shell.problem, setting.limit_bytes
-    if masks is not None:
+    def allowed(problem: Problem) -> Problem:
+        if masks is None:
+            return problem
         costs = tuple(np.where(mask, cost, np.inf) for mask, cost in zip(masks, problem.node_costs))
-        problem = replace(problem, node_costs=costs)
+        return replace(problem, node_costs=costs)
 
+    problem, limit = allowed(shell.problem), setting.limit_bytes
     few = sum(int(np.isfinite(cost).sum()) for cost in problem.node_costs) <= FEW_STRATEGIES
     effort = {"cutoff": cutoff, "initial": initial, "gap": PROVED_GAP / 2 if few else SEARCH_GAP}
 
@@ -234,12 +242,26 @@ def _solve(setting: Setting, shell: ClassProblem, memory: MemoryModel, name: str
         return Outcome(name, tuple(axis_names), shell.machine.shape, scored, solution,
                        scored.peak_memory_bytes <= limit * (1 + MEMORY_TOLERANCE))
 
-    free = outcome(solve(problem, budget_s=setting.left_s, prove=not compared_only, **effort))
+    rows: dict = {}
+
+    def better(found: Outcome) -> Outcome:
+        """The best of an outcome and, where its gathers have too little to hide behind, what leans to fewer of them."""
+        if found.scored is None or found.scored.excess_s <= SEARCH_GAP * found.cost_s or compared_only:
+            return found
+        bound = found.solution.bound
+        for weight in LEANINGS:
+            leaning = replace(allowed(leaning_to_links(shell, weight)), **rows)
+            other = outcome(solve(leaning, budget_s=setting.left_s, gap=SEARCH_GAP))
+            bound = max(bound, other.solution.bound)
+            found = min(found, other, key=lambda o: o.cost_s)
+        return replace(found, solution=replace(found.solution, bound=min(bound, found.cost_s)))
+
+    free = better(outcome(solve(problem, budget_s=setting.left_s, prove=not compared_only, **effort)))
     if free.fits or free.scored is None or compared_only:
         return free
     live = memory.rows()
-    limited = replace(problem, buffers=memory.buffers, live=live, limits=np.full(live.shape[0], limit))
-    bound = outcome(solve(limited, budget_s=setting.left_s, **effort))
+    rows |= {"buffers": memory.buffers, "live": live, "limits": np.full(live.shape[0], limit)}
+    bound = better(outcome(solve(replace(problem, **rows), budget_s=setting.left_s, **effort)))
     why = bound.solution.infeasibility
     if why is None or why.choice is None:
         return bound

@@ -132,6 +132,28 @@ def build_problem(folded: Folded, machine: Machine, allowed: dict[int, Callable[
     return replace(shell, problem=problem)
 
 
+def leaning_to_links(shell: ClassProblem, weight: float) -> Problem:
+    """The problem with computing C weighed by 1 - w, and by w what gathers G beside it hide, for w in 0 .. 1.
+
+    The step takes max(C, G) and all that is neither. Of this the sum is a lower bound for every w, as the problem itself
+    is for w = 0.
+    """
+    cache: dict = {}
+    edges = []
+    for kind, (arc, count) in shell.kinds.items():
+        if kind.source == kind.target:
+            continue
+        cost = shell.problem.edge_costs[len(edges)]
+        if kind.beside:
+            alone, beside = (_reshard_matrix(shell, kind._replace(beside=b), arc, cache) for b in (False, True))
+            possible = np.isfinite(alone)
+            hides = np.subtract(alone, beside, out=np.zeros_like(alone), where=possible)
+            cost = cost + weight * count * hides
+        edges.append(cost)
+    nodes = tuple((1 - weight) * cost for cost in shell.problem.node_costs)
+    return replace(shell.problem, node_costs=nodes, edge_costs=tuple(edges))
+
+
 def _arcs_by_kind(folded: Folded, beside: np.ndarray) -> dict[ArcKind, list[int]]:
     sizes = [_full_bytes(folded, v) for v in range(len(folded.graph.values))]
     classes = folded.class_of.tolist()

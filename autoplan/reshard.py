@@ -71,13 +71,15 @@ def steps(full_bytes: float, before: np.ndarray, after: np.ndarray, machine: Mac
     first = _after_slices(p, q)
     for a in axes:
         local = local / np.where((p[..., a] == WHOLE) & (q[..., a] >= 0), sizes[a], 1)
-    scatter = (p < WHOLE) & (q >= 0)
+    scatter = (p < WHOLE) & (q >= 0) & ~_joins_above(p, q)
     for group, applies in _groups(scatter):
         yield Step(lowering.scatter_kind(machine.device.platform, machine.mesh, group), group, applies, local, True)
     for a in axes:
         local = local / np.where(scatter[..., a], sizes[a], 1)
-    for group, applies in _groups((p < WHOLE) & (q == WHOLE)):
+    for group, applies in _groups((p < WHOLE) & ~scatter):
         yield Step("all-reduce", group, applies, local)
+    for a in axes:
+        local = local / np.where((p[..., a] < WHOLE) & (q[..., a] >= 0) & ~scatter[..., a], sizes[a], 1)
     yield from _permutes(p, first, local, axes)
     # 2. Axes that move from one dim to another, group by group.
     for now, then in _moves(first, q):
@@ -113,10 +115,29 @@ def path(before: Sequence[int], after: Sequence[int]) -> tuple[tuple[int, ...], 
     may gather the whole value.
     """
     p, q = np.array(before, np.int8), np.array(after, np.int8)
-    way = [p, _after_slices(p, q)]
+    way = [p, _after_sums(p, q), _after_slices(p, q)]
     way += [then for _, then in _moves(way[-1], q)]
     way = [tuple(layout.tolist()) for layout in (*way, q)]
     return tuple(layout for last, layout in zip(way, way[1:]) if layout != last)
+
+
+def _joins_above(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """Pending axes that `q` has in a dim that a more minor axis splits: such a sum is completed everywhere first.
+
+    The partitioner, asked for it at once, would gather operands instead.
+    """
+    joins = np.zeros(p.shape, bool)
+    for a in range(p.shape[-1]):
+        for minor in range(a + 1, p.shape[-1]):
+            joins[..., a] |= (p[..., a] < WHOLE) & (q[..., a] >= 0) & (p[..., minor] == q[..., a])
+    return joins
+
+
+def _after_sums(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """`p`, but where sums are completed everywhere before they are split (`_joins_above`) with all of them completed."""
+    joins = _joins_above(p, q)
+    done = np.where(p < WHOLE, np.where(joins, WHOLE, q), p)
+    return np.where(joins.any(axis=-1, keepdims=True), done, p)
 
 
 def _after_slices(p: np.ndarray, q: np.ndarray) -> np.ndarray:

@@ -33,6 +33,7 @@ _FIGURES = {
     "matmul_efficiency": "matmul efficiency",
     "memory_efficiency": "memory efficiency",
     "op_overhead_s": "overhead per operation",
+    "on_chip_bytes": "on-chip memory",
 }
 
 

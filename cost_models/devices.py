@@ -138,7 +138,7 @@ def _tpu(
             ("matmul_efficiency", f"{_SCALING_BOOK}: up to 95 % of peak; less for smaller matmuls"),
             ("memory_efficiency", "assumed, as for other HBM devices"),
             ("op_overhead_s", "none: a TPU program is one instruction stream without launches"),
-            ("on_chip_bytes", "jax.experimental.pallas.tpu, get_tpu_info: VMEM of all cores; of v4, CMEM"),
+            ("on_chip_bytes", "jax.experimental.pallas.tpu, get_tpu_info: VMEM of a core"),
         ),
         on_chip_bytes=on_chip_bytes,
     )
@@ -179,9 +179,9 @@ def _gpu(
 _MIB = 2**20
 
 _ALL = (
-    _tpu("v4", "v4", bf16=275e12, int8=275e12, memory_gib=32, usable_gib=30.75, bytes_per_s=1.228e12, on_chip_bytes=134e6),
+    _tpu("v4", "v4", bf16=275e12, int8=275e12, memory_gib=32, usable_gib=30.75, bytes_per_s=1.228e12, on_chip_bytes=16 * _MIB),
     _tpu("v5e", "v5e", bf16=197e12, int8=393e12, memory_gib=16, usable_gib=15.75, bytes_per_s=8.19e11, on_chip_bytes=128 * _MIB),
-    _tpu("v5p", "v5p", bf16=459e12, int8=918e12, memory_gib=96, usable_gib=95.0, bytes_per_s=2.765e12, on_chip_bytes=128 * _MIB),
+    _tpu("v5p", "v5p", bf16=459e12, int8=918e12, memory_gib=96, usable_gib=95.0, bytes_per_s=2.765e12, on_chip_bytes=64 * _MIB),
     _tpu("v6e", "v6e", bf16=918e12, int8=1836e12, memory_gib=32, usable_gib=31.25, bytes_per_s=1.638e12, on_chip_bytes=128 * _MIB),
     _gpu(
         "V100",

@@ -137,7 +137,8 @@ def mesh_links(levels: tuple[Level, ...], shape: tuple[int, ...]) -> MeshLinks:
     shape = tuple(int(size) for size in shape)
     strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
     links = (axis_link(levels, size, stride) for size, stride in zip(shape, strides, strict=True))
-    every = (axes for count in range(2, len(shape) + 1) for axes in combinations(range(len(shape)), count))
+    real = [axis for axis, size in enumerate(shape) if size > 1]
+    every = (axes for count in range(2, len(real) + 1) for axes in combinations(real, count))
     groups = ((axes, link) for axes in every if (link := group_link(levels, shape, axes)) is not None)
     return MeshLinks(shape, tuple(links), tuple(groups))
 

@@ -150,7 +150,7 @@ def test_figures_are_si_and_have_sources() -> None:
     for device in [*DEVICES.values(), cluster_of("cpu", "cpu", 4, 1).device]:
         assert {name for name, _ in device.sources} == {
             "peak_flops_per_s", "memory_bytes", "usable_memory_bytes", "memory_bytes_per_s",
-            "matmul_efficiency", "memory_efficiency", "op_overhead_s",
+            "matmul_efficiency", "memory_efficiency", "op_overhead_s", *(["on_chip_bytes"] * (device.on_chip_bytes > 0)),
         }  # fmt: skip
         assert device.peak("float32") > 1e9
     for text in ALL:
