@@ -28,6 +28,7 @@ from .planner import AXIS_NAMES, BUDGET_S, LAYOUTS, make_plan
 from .signature import Names, Numbers, Signature, signature_of
 from .trace import Trace, trace_signature
 from .units import parse_bytes
+from .verification import plan_that_fits, verify
 
 _OBJECTS = "objects"  # marks argument trees with NNX objects inside containers
 
@@ -43,6 +44,7 @@ class Options:
     in_shardings: Any = None
     budget_s: float | None = BUDGET_S
     plan: Plan | None = None
+    verify: bool = False
 
 
 def parallelize(
@@ -59,6 +61,7 @@ def parallelize(
     in_shardings: Any = None,
     budget_s: float | None = BUDGET_S,
     plan: Plan | None = None,
+    verify: bool = False,
 ) -> Any:
     """Makes a step that is written for one device run on many; bare, or with options.
 
@@ -79,6 +82,7 @@ def parallelize(
       budget_s: seconds after which planning takes the best plan found so far (soft; None: no limit). A plan that is
         reached before does not depend on it.
       plan: a plan to use instead of searching, for instance from `Plan.load`.
+      verify: compile each plan ahead of time (`Plan.verify`) and take the best whose compiled program fits.
 
     Returns:
       A `Parallelized`, or a decorator if `fun` is None.
@@ -107,6 +111,7 @@ def parallelize(
             in_shardings=in_shardings,
             budget_s=budget_s,
             plan=plan,
+            verify=verify,
         )
     if not callable(fun):
         raise PlanError("parallelize takes a function", got=repr(fun), action="Decorate the step itself")
@@ -119,6 +124,7 @@ def parallelize(
         in_shardings=in_shardings,
         budget_s=budget_s,
         plan=plan,
+        verify=verify,
     )
     return Parallelized(
         signature_of(fun, static_argnums, static_argnames, donate_argnums, donate_argnames), options
@@ -167,13 +173,23 @@ class Parallelized:
             trace_signature(self._signature, args, kwargs, self._options.in_shardings), self._options
         )
 
-    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+    def plan(self, *args: Any, verify: bool | None = None, **kwargs: Any) -> Plan:
         """Plans the step for arrays or `ShapeDtypeStruct`s; needs no devices if the cluster is a description.
 
+        With `verify`, plans are compiled ahead of time until one fits; None is as `parallelize` was told. A parameter of
+        the step that is itself called `verify` must be passed by position.
+
         Raises:
-          PlanError: there is no plan, or the given one is for another program.
+          PlanError: there is no plan, or the given one is for another program; or, to verify, what the platform needs
+            is not installed.
+          MemoryLimitError: nothing fits.
         """
-        return self._plan(self.trace(*args, **kwargs))
+        if verify is None or verify == self._options.verify:
+            return self._plan(self.trace(*args, **kwargs))
+        step = self.with_options(verify=verify)
+        self._latest = step.plan(*args, **kwargs)
+        self._plans[self._latest.fingerprint] = self._latest
+        return self._latest
 
     def compile(self, *args: Any, plan: Plan | None = None, **kwargs: Any) -> Compiled:
         """Compiles the step ahead of time for arrays or `ShapeDtypeStruct`s. `plan` is used if given.
@@ -190,7 +206,7 @@ class Parallelized:
 
     def with_options(self, **options: Any) -> Parallelized:
         """The same step with some other options: `cluster`, `memory`, `mesh_shape`, `layout`, `in_shardings`,
-        `budget_s` or `plan`, as for `parallelize`.
+        `budget_s`, `plan` or `verify`, as for `parallelize`.
 
         Raises:
           PlanError: an option is wrong.
@@ -295,15 +311,21 @@ class Traced:
         mesh = target.fixed_mesh
         if mesh is None:
             _check_pinned_axes(self.trace)
-        return make_plan(
-            self.trace,
-            target.cluster,
-            memory_bytes=options.memory_bytes,
-            mesh_shape=mesh.axis_sizes if mesh else options.mesh_shape,
-            layout=options.layout,
-            budget_s=options.budget_s,
-            **({"axis_names": mesh.axis_names} if mesh else {}),
-        ).with_trace(self.trace)
+
+        def plan_within(memory_bytes: float | None) -> Plan:
+            return make_plan(
+                self.trace,
+                target.cluster,
+                memory_bytes=options.memory_bytes if memory_bytes is None else memory_bytes,
+                mesh_shape=mesh.axis_sizes if mesh else options.mesh_shape,
+                layout=options.layout,
+                budget_s=options.budget_s,
+                **({"axis_names": mesh.axis_names} if mesh else {}),
+            )
+
+        if not options.verify:
+            return plan_within(None).with_trace(self.trace)
+        return plan_that_fits(plan_within, lambda plan: verify(plan, self.trace)).with_trace(self.trace)
 
     def __str__(self) -> str:
         return str(self.trace.jaxpr)
@@ -324,6 +346,8 @@ def _updated(options: Options, **changes: Any) -> Options:
         changes["mesh_shape"] = _checked_shape(changes["mesh_shape"])
     if "budget_s" in changes:
         changes["budget_s"] = _checked_budget(changes["budget_s"])
+    if not isinstance(changes.get("verify", False), bool):
+        raise PlanError("`verify` is True or False", got=repr(changes["verify"]), action="Give one of them")
     if "plan" in changes:
         changes["plan"] = _checked_plan(changes["plan"])
     if changes.get("layout", "auto") not in LAYOUTS:

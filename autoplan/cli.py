@@ -131,6 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_step_options(plan)
     plan.add_argument("--save", metavar="PATH", help="write the plan file there")
     plan.add_argument("--json", action="store_true", help="print the plan file's text instead of the report")
+    plan.add_argument("--verify", action="store_true", help="compile plans, and take the best whose program fits")
     plan.set_defaults(run=_run_plan, command="plan")
     _add_verify(commands)
     _add_profile(commands)
@@ -269,7 +270,7 @@ def _make_plan(options: argparse.Namespace, known: Plan | None = None) -> Plan:
     }
     given = {name: value for name, value in given.items() if value is not None}
     with _program(f"{options.target} cannot be planned"):
-        return _parallelized(step, given).plan(*args)
+        return _parallelized(step, given).plan(*args, verify=getattr(options, "verify", None) or None)
 
 
 def _parallelized(step: Callable[..., Any], given: dict[str, Any]) -> api.Parallelized:

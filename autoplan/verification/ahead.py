@@ -45,11 +45,15 @@ _GPU_TARGETS = {"H100": "h100.txtpb"}
 
 @dataclass(frozen=True)
 class Compilation:
-    """What the compiler made of a step: its HLO text, its memory per device, and how long it took."""
+    """What the compiler made of a step: its HLO text, its memory per device, and how long it took.
+
+    `log` is what it wrote to its standard error; None where that is this process's own.
+    """
 
     text: str
     peak_memory_bytes: float
     compile_time_s: float
+    log: str | None = None
 
 
 def compile_plan(trace: Trace, plan: Plan, *, full: bool = False, timeout_s: float = 600) -> Compilation:
@@ -188,7 +192,7 @@ def _compile_in_child(folder: Path, platform: str, num_devices: int, full: bool,
             if child.poll() is None:
                 child.kill()
             child.wait()
-    return Compilation(*done, time.perf_counter() - start_s)
+    return Compilation(*done, time.perf_counter() - start_s, (folder / "log.txt").read_text(errors="replace"))
 
 
 def _environment(folder: Path, platform: str, num_devices: int) -> dict[str, str]:

@@ -39,6 +39,8 @@ def renderable(verification: Verification) -> RenderableType:
     v = verification
     title = f"{v.program} on {v.cluster}, compiled in {format_time(v.compile_time_s)}: {_verdict(v)}"
     parts: list[RenderableType] = [Text(title), Text(""), _figures(v), Text(""), _unplanned(v)]
+    if v.rematerialised:
+        parts.append(Text(f"{v.rematerialised} arrays were gathered whole to be laid out anew"))
     if v.unknown_loops:
         parts.append(Text(f"{v.unknown_loops} loops of an unknown number of rounds are counted once"))
     return Group(*parts)

@@ -28,6 +28,9 @@ from .traffic import CompiledCollective, collectives_of
 MAX_UNPLANNED = 0.01
 """The share of the traffic that may be unplanned: loop counters, losses and norms that no plan prices."""
 
+SPMD_WARNING = "Involuntary full rematerialization"
+"""What XLA's partitioner says of an array that it gathers whole to lay it out anew."""
+
 STANDS_FOR = {
     "all-reduce": ("reduce-scatter", "all-gather"),
     "reduce-scatter": ("all-reduce",),
@@ -68,6 +71,8 @@ class Verification:
       unplanned: what the plan does not have of them, largest first.
       step_time_s: replay of the compiled schedule; None where the compiler gives none (all but TPUs).
       flops: of matmuls and convolutions, per device and step.
+      rematerialised: arrays that the partitioner gathered whole to lay them out anew, as its log says; None where the
+        log is not seen (compiled in this process).
       unknown_loops: loops whose trip count cannot be told; their bodies count once.
       compile_time_s: how long compiling took.
     """
@@ -85,6 +90,7 @@ class Verification:
     step_time_s: float | None
     flops: float
     unknown_loops: int
+    rematerialised: int | None = None
     compile_time_s: float = dataclasses.field(compare=False)
 
     def __post_init__(self) -> None:
@@ -180,6 +186,7 @@ def compared(plan: Plan, compilation: Compilation) -> Verification:
         step_time_s=step_time_s(module, cluster, sizes) if platform == "tpu" else None,
         flops=step_flops(module),
         unknown_loops=unknown,
+        rematerialised=None if compilation.log is None else compilation.log.count(SPMD_WARNING),
         compile_time_s=compilation.compile_time_s,
     )
 

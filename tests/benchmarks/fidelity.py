@@ -45,7 +45,6 @@ LIMIT_S = 900
 SMALL_SHARE = 0.01
 # Plans whose predicted step times are this close are ties, which no rank can tell apart.
 TIE = 0.02
-SPMD_WARNING = "Involuntary full rematerialization"
 
 Row = dict[str, Any]
 
@@ -122,6 +121,8 @@ def _predicted(plan: Any) -> Row:
 
 
 def _verified(plan: Any) -> Row:
+    from autoplan.verification.result import SPMD_WARNING
+
     with _StandardError() as said:
         v = plan.verify(timeout_s=LIMIT_S / 3)
     return {
@@ -135,7 +136,7 @@ def _verified(plan: Any) -> Row:
         "flops": v.flops,
         "unknown_loops": v.unknown_loops,
         "compile_s": v.compile_time_s,
-        "rematerialised": said.text.count(SPMD_WARNING) if v.step_time_s is None else None,  # the child's log is lost
+        "rematerialised": said.text.count(SPMD_WARNING) if v.rematerialised is None else v.rematerialised,
     }
 
 
