@@ -180,8 +180,11 @@ def _ways_of_values(scored: Scored) -> list[tuple[Layout, ...]]:
 
 
 def _follows(scored: Scored, producer, value, layout: Layout) -> bool:
-    """Whether the partitioner gives an elementwise result this layout anyway: an operand of its shape has it."""
+    """Whether the partitioner gives an elementwise result this layout anyway: the operands of its shape have it, and no
+    axis is left that it could give to a dim because a reader would like that."""
     shell = scored.shell
+    if any(code == WHOLE and size > 1 for code, size in zip(layout, shell.machine.shape)):
+        return False
     if producer.kind != "op" or producer.name not in FUSIBLE:
         return False
     if not shell.folded.graph.rules[producer.rule].elementwise:
