@@ -30,7 +30,7 @@ class Scored:
 
     @functools.cached_property
     def step_time_s(self) -> float:
-        """The choice's cost in the problem, and what its gathers take longer than all computing that they run beside."""
+        """The choice's cost in the problem, and what gathers take longer than all computing that they run beside."""
         return float(self.shell.problem.cost(self.choice)) + self.excess_s
 
     @functools.cached_property
@@ -205,7 +205,7 @@ def collectives(scored: Scored, axis_names: Sequence[str]) -> tuple[Collective, 
             op, source = _purpose(shell, arc)
             op = f"{op} (reduce-scatter beside it)" if transfer.ring else op
             out.append(Collective(transfer.kind, tuple(axis_names[a] for a in transfer.axes), transfer.wire_bytes,
-                                  arc.weight, transfer.time_s, source, op))
+                                  arc.weight, transfer.time_s, source, op, transfer.time_s - transfer.exposed_s))
     return tuple(out)
 
 

@@ -138,6 +138,14 @@ def _share(mesh: "MeshShape", leaves: Sequence["LeafLayout"], axis: str) -> floa
 # How time and memory are made up.
 
 
+def sources_in_words(plan: "Plan") -> str:
+    """Which costs were measured, and where the others are written."""
+    measured = [(figures, source) for figures, source in plan.cost_sources if source.startswith("profile of")]
+    if not measured:
+        return "data sheets and tables that come with autoplan (each is in `plan.cost_sources`)"
+    return "; ".join(f"{figures}: {source}" for figures, source in measured) + "; the rest in `plan.cost_sources`"
+
+
 def step_in_words(plan: "Plan") -> str:
     """ "412 ms = 310 ms compute + 102 ms communication (25%)"."""
     total, compute, communication = plan.step_time_s, plan.compute_time_s, plan.communication_time_s

@@ -230,16 +230,16 @@ def work_of(graph: Graph, fusions: Fusions, device: DeviceSpec, num_devices: int
     """The memory traffic of each node.
 
     XLA:TPU puts elementwise work and reductions into the contraction whose result they read, or else into the one that
-    reads theirs: what they move hides behind its arithmetic as far as that takes longer than its own traffic
-    (`_homes`). A value that several operations of one fusion read is read once. Values that fit the chip's own memory four
-    times stay there half of the time (counted in programs compiled for v5e and v5p).
+    reads theirs (`_homes`): what they move hides behind its arithmetic as far as that takes longer than its own
+    traffic. A value that several operations of one fusion read is read once. Values that fit the chip's own memory
+    four times stay there half of the time (counted in programs compiled for v5e and v5p).
     """
     written = fusions.written
     fused = np.array([_is_fusible(graph, n) or n.kind == "op" and n.name in _REDUCTIONS for n in graph.nodes], bool)
     narrow = np.array([_writes_narrow(graph, v.index, written) for v in graph.values], bool)
     homes = _homes(graph, written | narrow, fused) if device.platform == "tpu" else [-1] * len(graph.nodes)
     size = np.array([np.prod(v.shape, dtype=float) * v.itemsize for v in graph.values])
-    inner = np.array([graph.nodes[v.producer].kind in ("op", "narrow") and not _is_output(graph, v) for v in graph.values])
+    inner = np.array([_is_intermediate(graph, value) for value in graph.values], bool)
     streamed = np.where(inner & (size <= num_devices * device.on_chip_bytes / 4), 0.5, 1.0)
     size = size * streamed
     read, hidden = np.zeros(len(graph.nodes)), np.zeros(len(graph.nodes))
@@ -248,7 +248,8 @@ def work_of(graph: Graph, fusions: Fusions, device: DeviceSpec, num_devices: int
     for node in sorted(graph.nodes, key=lambda n: n.position):
         if node.name in CONTRACTIONS:
             own = sum(size[graph.uses[u].value] for u in node.operands) + sum(size[v] for v in node.results)
-            slack[node.index] = float(compute_time_s(device, node.flops, node.dtype or "float32", 0.0)) - own / _rate(device)
+            computing_s = float(compute_time_s(device, node.flops, node.dtype or "float32", 0.0))
+            slack[node.index] = computing_s - own / _rate(device)
         writes = [v for v in node.results if written[v] or narrow[v]]
         if not fused[node.index] or not writes:
             continue
@@ -272,8 +273,10 @@ def _writes_narrow(graph: Graph, value: int, written: np.ndarray) -> bool:
     return bool(written[graph.nodes[graph.uses[graph.uses_of[value][0]].node].results[0]])
 
 
-def _is_output(graph: Graph, value: Value) -> bool:
-    return any(graph.nodes[graph.uses[number].node].kind == "output" for number in graph.uses_of[value.index])
+def _is_intermediate(graph: Graph, value: Value) -> bool:
+    """Whether a value is made by an operation, and is no result of the step."""
+    readers = (graph.nodes[graph.uses[number].node] for number in graph.uses_of[value.index])
+    return graph.nodes[value.producer].kind in ("op", "narrow") and all(r.kind != "output" for r in readers)
 
 
 def _rate(device: DeviceSpec) -> float:

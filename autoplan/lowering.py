@@ -4,14 +4,14 @@ XLA:CPU forms no reduce-scatters: it reduces, then slices.
 
 XLA:TPU (libtpu 0.0.40 and newer, seen on v4, v5e, v5p and v6e slices of 4 to 256 chips):
 
-- A reduce-scatter over all chips of a slice is an all-reduce, of which each keeps its part, where the slice is a cuboid or
-  a square of 4 x 4 and more; over part of a slice, over 2 x 4 or 4 x 8, and the like, it is one.
+- A reduce-scatter over all chips of a slice is an all-reduce, of which each keeps its part, where the slice is a
+  cuboid or a square of 4 x 4 and more; over part of a slice, over 2 x 4 or 4 x 8, and the like, it is one.
 - The sum that a contraction leaves pending is passed around in a ring while its blocks are computed (a *windowed
-  einsum*), if computing takes longer than sending would: FLOPs per byte of the result of at least `RING_INTENSITY`, and
-  at most `RING_DEVICES` devices. A ring passes n + 1 blocks of n, both ways around. No batch dims; axes that split
-  nothing of the contraction, or dims of the operand to whose dim the sum goes, prevent it.
-- Gathers of what does not depend on the step's contractions so far start early, and are waited for `EXPOSED` of their time
-  in the median; gathers of activations, all-reduces, reduce-scatters and all-to-alls are waited for.
+  einsum*), if computing takes longer than sending would: FLOPs per byte of the result of at least `RING_INTENSITY`,
+  and at most `RING_DEVICES` devices. A ring passes n + 1 blocks of n, both ways around. Batch dims prevent it, and
+  axes that split nothing of the contraction, or dims of the operand to whose dim the sum goes.
+- Gathers of what does not depend on the contractions so far start early, and are waited for `EXPOSED` of their time in
+  the median; gathers of activations, all-reduces, reduce-scatters and all-to-alls are waited for.
 """
 
 from __future__ import annotations

@@ -122,8 +122,8 @@ class Collective:
     """A collective that the plan needs.
 
     `kind` is "all-reduce", "all-gather", "reduce-scatter", "all-to-all" or "collective-permute"; `axes` the
-    mesh axes that it runs over. `wire_bytes` (what one device sends) and `time_s` are of one execution;
-    `count` is the number of executions in a step, loops' trip counts included. `source` is the user's line as
+    mesh axes that it runs over. `wire_bytes` (what one device sends), `time_s` and `hidden_s` (the part of it that
+    runs beside computing, for which the step does not wait) are of one execution; `count` is the number of executions in a step, loops' trip counts included. `source` is the user's line as
     "file:line (function)", or ""; `op` says what it is for, such as "dot_general -> add" or
     "state.params['w']".
     """
@@ -135,11 +135,12 @@ class Collective:
     time_s: float
     source: str = ""
     op: str = ""
+    hidden_s: float = 0.0
 
     def __post_init__(self) -> None:
         records.text("kind", self.kind)
         records.freeze(self, axes=records.names("axes", self.axes))
-        records.freeze_numbers(self, "wire_bytes", "count", "time_s")
+        records.freeze_numbers(self, "wire_bytes", "count", "time_s", "hidden_s")
         records.text("source", self.source, empty=True)
         records.text("op", self.op, empty=True)
 
@@ -220,6 +221,7 @@ class Plan:
       state_pairs: (index in `inputs`, index in `outputs`) of each leaf of the state.
       collectives, candidates: see there.
       constraints: what `emit` puts inside the program.
+      cost_sources: pairs of (figures, where they come from), such as ("memory bandwidth", "the data sheet of ...").
       notes: what the user should know, such as a large tensor that is replicated for want of a rule.
 
     Raises:
@@ -247,6 +249,7 @@ class Plan:
     collectives: tuple[Collective, ...] = ()
     candidates: tuple[Candidate, ...] = ()
     constraints: tuple[Constraint, ...] = ()
+    cost_sources: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
 
     _trace = None  # the Trace that the plan is for; see `with_trace`. No annotation: it is no field
@@ -270,6 +273,8 @@ class Plan:
             )
         pairs = tuple(tuple(records.integer("state_pairs", i) for i in pair) for pair in self.state_pairs)
         records.freeze(self, state_pairs=pairs)
+        pairs = ((records.text("cost_sources", a), records.text("cost_sources", b)) for a, b in self.cost_sources)
+        records.freeze(self, cost_sources=tuple(pairs))
         records.freeze(self, notes=tuple(records.text("notes", note) for note in self.notes))
         _check_axes(self)
         _check_leaves(self)

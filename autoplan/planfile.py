@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .trace import Leaf
 
 FORMAT = "autoplan-plan"
-VERSION = 1
+VERSION = 2
 REMEDY = "Make the plan again, with `step.plan(...).save(path)` or `autoplan plan ... --save PATH`"
 
 _JSON_NAMES = {float: "a number", int: "a whole number", str: "a string", bool: "true or false"}

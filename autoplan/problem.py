@@ -135,8 +135,8 @@ def build_problem(folded: Folded, machine: Machine, allowed: dict[int, Callable[
 def leaning_to_links(shell: ClassProblem, weight: float) -> Problem:
     """The problem with computing C weighed by 1 - w, and by w what gathers G beside it hide, for w in 0 .. 1.
 
-    The step takes max(C, G) and all that is neither. Of this the sum is a lower bound for every w, as the problem itself
-    is for w = 0.
+    The step takes max(C, G) and all that is neither. Of this the sum is a lower bound for every w, as the problem
+    itself is for w = 0.
     """
     cache: dict = {}
     edges = []
@@ -253,9 +253,32 @@ def op_time_s(graph, node: Node, options: Strategies, machine: Machine, work: Wo
             if _is_read(graph, written, u):
                 size = value.itemsize * work.streamed[value.index]
                 moved += layouts.local_bytes(value.shape, size, codes, machine.shape)
-    flops = node.flops / options.splits if node.name in CONTRACTIONS else 0.0
-    time_s = compute_time_s(machine.device, flops, node.dtype or "float32", moved)
+    if node.name not in CONTRACTIONS:
+        time_s = compute_time_s(machine.device, 0.0, node.dtype or "float32", moved)
+    else:
+        flops, dims = node.flops / options.splits, _matmul_dims(graph, node, options, machine)
+        kind = "convolution" if node.name == "conv_general_dilated" else "matmul"
+        time_s = compute_time_s(machine.device, flops, node.dtype or "float32", moved, dims, kind)
     return np.maximum(time_s - work.hidden_s[node.index] / math.prod(machine.shape), 0.0)
+
+
+def _matmul_dims(graph, node: Node, options: Strategies, machine: Machine) -> np.ndarray:
+    """(m, k, n) of the matmul that a device computes, by strategy `[S, 3]`. Batched ones are one after another on a
+    CPU, and one with as many times the rows elsewhere."""
+    rule = graph.rules[node.rule]
+    left, right, kept = (frozenset(f for dim in dims for f in dim) for dims in (*rule.operands[:2], rule.results[0]))
+    parts = np.stack([np.where(options.choice == f, np.asarray(machine.shape), 1).prod(axis=1)
+                      for f in range(len(rule.sizes))], axis=-1)
+    local = np.asarray(rule.sizes, np.float64) / parts
+
+    def product(factors: frozenset[int]) -> np.ndarray:
+        return local[:, sorted(factors)].prod(axis=1)
+
+    columns, batch = product((right & kept) - left), product(left & right & kept)
+    result = np.prod(graph.values[node.results[0]].shape, dtype=float) / parts[:, sorted(kept)].prod(axis=1)
+    depth = node.flops / options.splits / (2 * np.maximum(result, 1.0))
+    rows = result / columns / (batch if machine.device.platform == "cpu" else 1.0)
+    return np.stack([rows, depth, columns], axis=-1)
 
 
 def _reshard_matrix(shell: ClassProblem, kind: ArcKind, arc: Arc, cache: dict) -> np.ndarray:

@@ -71,6 +71,8 @@ def _summary(plan: "Plan") -> RenderableType:
     devices = plan.mesh.num_devices
     grid.add_row("Mesh", str(plan.mesh) + (f" ({devices} devices)" if devices > 1 else ""))
     grid.add_row("Step", explain.step_in_words(plan))
+    if plan.cost_sources:
+        grid.add_row("Costs", explain.sources_in_words(plan))
     grid.add_row("Memory", explain.memory_in_words(plan))
     grid.add_row("Why", explain.why(plan))
     grid.add_row("Search", explain.search_in_words(plan))
@@ -153,7 +155,9 @@ def _communication(plan: "Plan") -> RenderableType:
     axes = ", ".join(
         f"{format_bytes(_wire_bytes(group))} over {' and '.join(group[0].axes)}" for group in by_axes
     )
-    heading = f"Communication per step: {format_time(_time_s(plan.collectives))}; each device sends {axes}"
+    hidden_s = math.fsum(c.hidden_s * c.count for c in plan.collectives)
+    hidden = f" ({format_time(hidden_s)} beside computing)" if hidden_s else ""
+    heading = f"Communication per step: {format_time(_time_s(plan.collectives))}{hidden}; each device sends {axes}"
     return _section(heading, table, more)
 
 
@@ -192,6 +196,7 @@ def _tensors(plan: "Plan") -> RenderableType | None:
     for group in shown:
         first = group[0]
         parts = _grouped(group, lambda leaf: moments.get(leaf.path, ("", ""))[1])
+        parts.sort(key=lambda part: part[0].path in moments)  # the parameter first, wherever the state has it
         others = [moments[part[0].path][1] for part in parts[1:]]
         table.add_row(
             format_bytes(_held_bytes(group)), str(first.shards(plan.mesh)), str(len(group)),

@@ -134,7 +134,7 @@ def _joins_above(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 
 def _after_sums(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """`p`, but where sums are completed everywhere before they are split (`_joins_above`) with all of them completed."""
+    """`p`, but where sums are completed everywhere before they are split (`_joins_above`), with all completed."""
     joins = _joins_above(p, q)
     done = np.where(p < WHOLE, np.where(joins, WHOLE, q), p)
     return np.where(joins.any(axis=-1, keepdims=True), done, p)
@@ -265,6 +265,8 @@ def collectives_between(full_bytes: float, before: Sequence[int], after: Sequenc
             continue
         time_s = float(over_axes_s(step.kind, machine.mesh, step.axes, payload))
         size = math.prod(machine.shape[a] for a in step.axes)
-        exposed_s = (1 - hidden) * time_s if step.kind == "all-gather" else time_s
-        out.append(Transfer(step.kind, step.axes, float(wire_bytes(step.kind, size, payload)), time_s, exposed_s, False))
+        sent, exposed_s = float(wire_bytes(step.kind, size, payload)), time_s
+        if step.kind == "all-gather":
+            exposed_s *= 1 - hidden
+        out.append(Transfer(step.kind, step.axes, sent, time_s, exposed_s, False))
     return out

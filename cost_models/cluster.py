@@ -15,7 +15,7 @@ import re
 from .clusterfile import ClusterFileError, is_cluster_file, load_cluster
 from .cpu import MEASURED, cpu_device
 from .devices import ALIASES, DEVICE_KINDS, DEVICES, DeviceSpec
-from .efficiency import compiled_tables
+from .efficiency import shipped_tables
 from .fabrics import HOST_SIZES, POD_CHIPS, STANDARD_SLICES, TORUS_DIMS, gpu_levels, tpu_levels
 from .links import AxisPoints, Link, MeshLinks
 from .topology import Level, axis_link, mesh_links, topology_dims
@@ -329,7 +329,7 @@ def _example(name: str, platform: str) -> str:
 def _tpu_cluster(name: str, slices: int, dims: tuple[int, ...]) -> Cluster:
     prefix = f"{slices} x " if slices > 1 else ""
     device = DEVICES[name]
-    device = replace(device, tables=compiled_tables(name, device.peak_flops_per_s))
+    device = replace(device, tables=shipped_tables(name, device.peak_flops_per_s))
     return Cluster(f"{prefix}{name}:{_join(dims)}", device, tpu_levels(name, slices, dims))
 
 

@@ -9,7 +9,7 @@ import tomllib
 from typing import Any
 
 from .devices import ALIASES, DEVICES, DeviceSpec
-from .efficiency import compiled_tables
+from .efficiency import shipped_tables
 from .fabrics import HOST_SIZES, TORUS_DIMS, gpu_levels, tpu_levels
 from .topology import Level
 
@@ -162,7 +162,7 @@ def _device(file: _Section) -> tuple[DeviceSpec, str]:
 
 
 def _with_tables(device: DeviceSpec) -> DeviceSpec:
-    return replace(device, tables=compiled_tables(device.name, device.peak_flops_per_s))
+    return replace(device, tables=shipped_tables(device.name, device.peak_flops_per_s))
 
 
 def _known_levels(like: str, hosts: int, torus: tuple[int, ...] | None, inside: int | None) -> tuple[Level, ...]:

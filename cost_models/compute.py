@@ -23,7 +23,7 @@ def compute_time_s(
       memory_s = bytes_moved / (memory_bytes_per_s * memory_efficiency), or `device.stream` at bytes_moved
       time_s = op_overhead_s + max(compute_s, memory_s)
 
-    The efficiency is that of the device's table at `matmul_dims` (`efficiency.MatmulTable.at`), and the constant
+    The efficiency is that of the device's tables at `matmul_dims` (`DeviceSpec.reached`), and the constant
     `matmul_efficiency` without a table or dims. An operation without flops and without bytes costs nothing (it is
     not there after compilation).
 
@@ -46,8 +46,7 @@ def compute_time_s(
     """
     flops = np.asarray(flops, np.float64)
     bytes_moved = np.asarray(bytes_moved, np.float64)
-    table = None if matmul_dims is None else device.table(operation, dtype)
-    reached = device.matmul_efficiency if table is None else table.at(matmul_dims)
+    reached = device.matmul_efficiency if matmul_dims is None else device.reached(operation, dtype, matmul_dims)
     compute_s = flops / (device.peak(dtype) * reached)
     if device.stream is None:
         memory_s = bytes_moved / (device.memory_bytes_per_s * device.memory_efficiency)

@@ -18,6 +18,7 @@ The constants are defaults, fitted to measurements on one machine (`MEASURED`); 
 from dataclasses import dataclass
 
 from .devices import GIB, DeviceSpec
+from .efficiency import shipped_tables
 from .links import CollectivePoints, Link
 
 MEASURED = (
@@ -29,6 +30,7 @@ _MACHINE_FLOPS_PER_S = 107e9  # matmuls of 128 to 1024 on all devices: 86 to 117
 _MACHINE_FLOAT64_FLOPS_PER_S = 53e9  # not measured: half of float32, as vectors hold half as many
 _MACHINE_BYTES_PER_S = 60e9  # x * a + b, read + written: 75 to 100e9 on 4 MiB, 40 to 79e9 on 16 MiB
 _MACHINE_BYTES = 16 * GIB  # assumed; pass memory= to plan for another machine
+_TABLE_DEVICES = 8  # simulated devices at work when the tables of matmuls were measured
 _OP_OVERHEAD_S = 1.3e-6  # times N: x * a + b on 4 KiB takes 3.1, 7.6 and 10 us with 2, 4 and 8 devices
 
 
@@ -68,11 +70,7 @@ def cpu_device(count: int) -> DeviceSpec:
     return DeviceSpec(
         name="cpu",
         platform="cpu",
-        peak_flops_per_s=(
-            ("float32", _MACHINE_FLOPS_PER_S / count),
-            ("bfloat16", _MACHINE_FLOPS_PER_S / count),
-            ("float64", _MACHINE_FLOAT64_FLOPS_PER_S / count),
-        ),
+        peak_flops_per_s=_peaks(count),
         memory_bytes=_MACHINE_BYTES / count,
         usable_memory_bytes=_MACHINE_BYTES / count,
         memory_bytes_per_s=_MACHINE_BYTES_PER_S / count,
@@ -88,6 +86,15 @@ def cpu_device(count: int) -> DeviceSpec:
             ("memory_efficiency", "1: the bandwidth is itself a measurement"),
             ("op_overhead_s", f"{MEASURED}; a thunk's dispatch, multiplied by the devices that share a core"),
         ),
+        tables=shipped_tables("cpu", _peaks(_TABLE_DEVICES)),
+    )
+
+
+def _peaks(count: int) -> tuple[tuple[str, float], ...]:
+    return (
+        ("float32", _MACHINE_FLOPS_PER_S / count),
+        ("bfloat16", _MACHINE_FLOPS_PER_S / count),
+        ("float64", _MACHINE_FLOAT64_FLOPS_PER_S / count),
     )
 
 

@@ -11,6 +11,9 @@ is asked for.
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from .efficiency import MatmulTable, StreamTable
 
 GIB = 2**30
@@ -85,6 +88,20 @@ class DeviceSpec:
             name = _wider(name)
         return rates[name]
 
+    def reached(self, operation: str, dtype: object, matmul_dims: ArrayLike) -> np.ndarray:
+        """The fraction of its peak that the device reaches at dims `[..., 3]`, an array `[...]`.
+
+        Convolutions are measured at few shapes: they reach what matmuls of their dims do, times what those few reach
+        over matmuls of theirs (the geometric mean).
+        """
+        table, matmuls = self.table(operation, dtype), self.table("matmul", dtype)
+        if table is None:
+            return np.full(np.shape(matmul_dims)[:-1], self.matmul_efficiency)
+        if table is matmuls or matmuls is None:
+            return table.at(matmul_dims)
+        ratio = np.exp(np.mean(np.log(table.efficiency) - np.log(matmuls.at(table.dims))))
+        return matmuls.at(matmul_dims) * ratio
+
     def table(self, operation: str, dtype: object) -> MatmulTable | None:
         """The table for an operation on operands of `dtype`; a convolution without one takes that of matmuls.
 
@@ -117,7 +134,7 @@ def _tpu(
     memory_gib: float,
     usable_gib: float,
     bytes_per_s: float,
-    on_chip_bytes: float,
+    vmem_mib: int,
 ) -> DeviceSpec:
     """A TPU chip. float32 matmuls run one bf16 pass at JAX's default precision, hence bf16's rate."""
     return DeviceSpec(
@@ -140,7 +157,7 @@ def _tpu(
             ("op_overhead_s", "none: a TPU program is one instruction stream without launches"),
             ("on_chip_bytes", "jax.experimental.pallas.tpu, get_tpu_info: VMEM of a core"),
         ),
-        on_chip_bytes=on_chip_bytes,
+        on_chip_bytes=vmem_mib * 2.0**20,
     )
 
 
@@ -179,10 +196,10 @@ def _gpu(
 _MIB = 2**20
 
 _ALL = (
-    _tpu("v4", "v4", bf16=275e12, int8=275e12, memory_gib=32, usable_gib=30.75, bytes_per_s=1.228e12, on_chip_bytes=16 * _MIB),
-    _tpu("v5e", "v5e", bf16=197e12, int8=393e12, memory_gib=16, usable_gib=15.75, bytes_per_s=8.19e11, on_chip_bytes=128 * _MIB),
-    _tpu("v5p", "v5p", bf16=459e12, int8=918e12, memory_gib=96, usable_gib=95.0, bytes_per_s=2.765e12, on_chip_bytes=64 * _MIB),
-    _tpu("v6e", "v6e", bf16=918e12, int8=1836e12, memory_gib=32, usable_gib=31.25, bytes_per_s=1.638e12, on_chip_bytes=128 * _MIB),
+    _tpu("v4", "v4", bf16=275e12, int8=275e12, memory_gib=32, usable_gib=30.75, bytes_per_s=1.228e12, vmem_mib=16),
+    _tpu("v5e", "v5e", bf16=197e12, int8=393e12, memory_gib=16, usable_gib=15.75, bytes_per_s=8.19e11, vmem_mib=128),
+    _tpu("v5p", "v5p", bf16=459e12, int8=918e12, memory_gib=96, usable_gib=95.0, bytes_per_s=2.765e12, vmem_mib=64),
+    _tpu("v6e", "v6e", bf16=918e12, int8=1836e12, memory_gib=32, usable_gib=31.25, bytes_per_s=1.638e12, vmem_mib=128),
     _gpu(
         "V100",
         "NVIDIA V100 data sheet (SXM2 32 GB)",

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 OPERATIONS = ("matmul", "convolution")
-TPU_TABLES = "tpu_matmul.json"
+TABLES = ("tpu_matmul.json", "cpu_matmul.json")
 
 
 @dataclass(frozen=True)
@@ -111,19 +111,22 @@ def linear(x: np.ndarray, xs: ArrayLike, ys: ArrayLike) -> np.ndarray:
 
 
 @cache
-def compiled_tables(device: str, peaks: tuple[tuple[str, float], ...]) -> tuple[MatmulTable, ...]:
-    """The tables of matmuls that come with autoplan for a device; none if there are none.
+def shipped_tables(device: str, peaks: tuple[tuple[str, float], ...]) -> tuple[MatmulTable, ...]:
+    """The tables that come with autoplan for a device; none if there are none.
 
-    They hold the seconds that the TPU compiler estimates (`autoplan/profiling/tpu_tables.py` makes them).
+    For TPUs they hold the seconds that the TPU compiler estimates (`autoplan/profiling/tpu_tables.py` makes them), for
+    simulated devices those of a profile (`cpu_tables.py`).
 
     Args:
-      device: a name in DEVICES.
+      device: a name in DEVICES, or "cpu".
       peaks: its `peak_flops_per_s`, against which efficiencies are counted.
     """
-    data = json.loads(resources.files(__package__).joinpath("tables", TPU_TABLES).read_text())
     found, rates = [], dict(peaks)
-    for dtype, rows in data["devices"].get(device, {}).items():
-        dims = tuple((float(m), float(k), float(n)) for m, k, n, _ in rows)
-        reached = tuple(2.0 * m * k * n / time_s / rates[dtype] for m, k, n, time_s in rows)
-        found.append(MatmulTable("matmul", dtype, dims, reached, data["source"]))
+    for file in TABLES:
+        data = json.loads(resources.files(__package__).joinpath("tables", file).read_text())
+        for key, rows in data["devices"].get(device, {}).items():
+            operation, _, dtype = key.rpartition(" ")
+            dims = tuple((float(m), float(k), float(n)) for m, k, n, _ in rows)
+            reached = tuple(2.0 * m * k * n / time_s / rates[dtype] for m, k, n, time_s in rows)
+            found.append(MatmulTable(operation or "matmul", dtype, dims, reached, data["source"]))
     return tuple(found)

@@ -103,7 +103,7 @@ CONSTRAINT = Constraint((0,), "result", 0, ((),))
         (lambda: dataclasses.replace(LEAF, shape=(2.0, 2)), "shape: expected an integer"),
         (lambda: dataclasses.replace(CONSTRAINT, where="middle"), "where: expected one of"),
         (lambda: dataclasses.replace(CONSTRAINT, way=("x",)), "way"),
-        (lambda: make_plan(version=2), "version: expected 1"),
+        (lambda: make_plan(version=3), "version: expected 2"),
         (lambda: make_plan(step_time_s=math.nan), "step_time_s: expected a finite number"),
         (lambda: make_plan(step_time_s=-1), "at least 0"),
         (lambda: make_plan(gap="none"), "gap: expected a number"),
@@ -138,7 +138,7 @@ def test_round_trip_and_identical_bytes(tmp_path):
 def test_file_is_strict_json_with_a_record_per_line():
     text = make_plan().to_json()
     value = json.loads(text, parse_constant=pytest.fail)
-    assert (value["format"], value["version"], value["gap"]) == ("autoplan-plan", 1, "Infinity")
+    assert (value["format"], value["version"], value["gap"]) == ("autoplan-plan", 2, "Infinity")
     assert sum("state['w']" in line for line in text.splitlines()) == 2  # the input and the note
 
 
@@ -181,7 +181,7 @@ def _edited_leaf(drop=None, **changes):
         ("[1, 2]", '"format": "autoplan-plan"; got an array of 2'),
         ('{"a": 1}', '"format": "autoplan-plan"; got an object with 1 fields'),
         (_edited(format="onnx"), 'got "onnx"'),
-        (_edited(version=2), "reads plan files of version 1; got version 2"),
+        (_edited(version=1), "reads plan files of version 2; got version 1"),
         (_edited(version=True), "got version true"),
         (_edited(step_time_s="fast"), 'step_time_s: must be a number; got "fast"'),
         (_edited(step_time_s=None), "step_time_s: must be a number; got null"),

@@ -279,3 +279,18 @@ def test_overlap_gap_and_no_limit():
         "TIME_LIMIT (stopped at the time limit, at most 3.1% from the best)"
     )
     assert explain.memory_in_words(plan).startswith("2 GiB per device: ")
+
+
+def test_an_optimizer_that_comes_before_the_parameters():
+    leaves = [
+        leaf(f"state{part}['{name}']", (2**10, 2**9), (("x",), ()))
+        for part in ("['opt'].mu", "['opt'].nu", "['params']")
+        for name in ("v", "w")
+    ]
+    plan = make_plan(
+        inputs=leaves, outputs=leaves, state_pairs=[(i, i) for i in range(len(leaves))], collectives=[], constraints=[]
+    )
+    assert "state['params']['v'] +mu +nu" in str(plan)
+    assert "plan.cost_sources" in str(make_plan(cost_sources=[("memory", "a data sheet")]))
+    measured = str(make_plan(cost_sources=[("memory", "profile of 2026-12-01, jax 0.10.2, a laptop")]))
+    assert "profile of 2026-12-01" in measured

@@ -65,11 +65,11 @@ def sizes(platform: str, quick: bool) -> Sizes:
     dtypes = ("float32", "bfloat16")
     if platform == "cpu" and quick:
         bytes_moved, payloads = (2**13, 2**18, 2**23), (2**10, 2**16, 2**20, 2**22)
-        return Sizes((16, 256), (64, 512), dtypes, ((16, 16),), bytes_moved, payloads, 5)
+        return Sizes((16, 256), (8, 64, 512), dtypes, ((16, 16),), bytes_moved, payloads, 5)
     if platform == "cpu":
         bytes_moved = tuple(2**power for power in (13, 16, 18, 20, 22, 23, 24))
         payloads = tuple(2**power for power in (8, 12, 14, 16, 18, 20, 22, 24))
-        return Sizes((8, 64, 512, 1024), (32, 256, 1024), dtypes, ((16, 16), (32, 64)), bytes_moved, payloads, 9)
+        return Sizes((8, 64, 512, 1024), (8, 32, 256, 1024), dtypes, ((16, 16), (32, 64)), bytes_moved, payloads, 9)
     if quick:
         bytes_moved, payloads = (2**13, 2**22, 2**28), (2**12, 2**20, 2**26)
         return Sizes((128, 4096), (512, 4096), dtypes, ((56, 64),), bytes_moved, payloads, 5)

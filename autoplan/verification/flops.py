@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 import math
 import re
@@ -39,6 +40,25 @@ class FlopCounter:
         if instruction.opcode not in _INTO:
             return 0.0
         return sum(self._inside(name) for name in instruction.called if name in self._module.computations)
+
+    def matmul_dims(self, instruction: Instruction, computation: Computation) -> tuple[float, float, float]:
+        """(m, k, n) of the matmul that the largest contraction of a TPU program's instruction amounts to."""
+        largest, where = max(self._contractions(instruction, computation), key=lambda found: self.of(*found))
+        labels = re.search(r"->(\w+)", largest.attributes)
+        shape = largest.arrays[0].shape
+        columns = shape[labels[1].index("f")] if labels else shape[-1] if shape else 1
+        rows = math.prod(shape) / columns
+        return rows, self.of(largest, where) / (2 * rows * columns), columns
+
+    def _contractions(
+        self, instruction: Instruction, computation: Computation
+    ) -> Iterator[tuple[Instruction, Computation]]:
+        if instruction.opcode in ("dot", "convolution"):
+            yield instruction, computation
+        elif instruction.opcode in _INTO:
+            for name in instruction.called:
+                for inner in self._module.computations.get(name, ()):
+                    yield from self._contractions(inner, self._module.computations[name])
 
     def _computation(self, name: str) -> float:
         computation = self._module.computations[name]

@@ -1,7 +1,7 @@
 """Planning until the compiled program fits.
 
-A plan's memory is a prediction. Where the compiled program of the best plan takes more than there is, the search goes on
-with a limit lower by as much as the prediction was wrong.
+A plan's memory is a prediction. Where the compiled program of the best plan takes more than there is, the search goes
+on with a limit lower by as much as the prediction was wrong.
 """
 
 from __future__ import annotations
@@ -59,6 +59,6 @@ def _nothing_fits(limit: float, tried: list[Verification]) -> MemoryLimitError:
     least = min(one.peak_memory_bytes for one in tried)
     return MemoryLimitError(
         "the compiled program must fit the memory of each device", smallest_bytes=int(least),
-        got=f"a limit of {format_bytes(limit)}; the smallest of {len(tried)} compiled plans takes {format_bytes(least)}",
+        got=f"a limit of {format_bytes(limit)}; of {len(tried)} compiled plans the smallest takes {format_bytes(least)}",
         action="Raise `memory`, use more devices, a smaller batch, or jax.checkpoint",
     )  # fmt: skip

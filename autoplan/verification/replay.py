@@ -5,9 +5,9 @@ computing (one instruction after another), the links, in two directions, and cop
 asynchronously occupies its stream and is waited for at its done; a synchronous collective is waited for at once.
 
 - A fusion with a matmul takes the compiler's own estimate of its cycles, at least its roofline; a program that was
-  stopped before code generation has no such estimates, and the matrix unit is taken to reach its usual efficiency.
-- Other fusions take their roofline alone: bytes to and from HBM over the bandwidth that streams reach. The compiler's estimates for them
-  are 3 to 4 times too slow against what such streams reach on hardware.
+  stopped before code generation has no such estimates, and takes those of single matmuls of its dims.
+- Other fusions take their roofline alone: bytes to and from HBM over the bandwidth that streams reach. The compiler's
+  estimates for them are 3 to 4 times too slow against what such streams reach on hardware.
 - A collective takes what the planner's cost model says for its axes.
 - A collective-permute occupies one direction of the links, other collectives both.
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ..cost_models import Cluster, over_axes_s
+from ..cost_models import Cluster, compute_time_s, over_axes_s
 from .flops import FlopCounter
 from .groups import source_target_pairs
 from .hlo import Computation, Instruction, Module, arrays_of, tuple_elements
@@ -137,8 +137,10 @@ class _Replay:
         if not flops:
             return moved
         cycles = int(instruction.attribute(r'"estimated_cycles":"?(\d+)') or 0)
-        busy = flops / (self.device.peak("bfloat16") * (1.0 if cycles else self.device.matmul_efficiency))
-        return max(cycles / CLOCK_HZ[self.device.name], busy, moved)
+        if cycles:
+            return max(cycles / CLOCK_HZ[self.device.name], flops / self.device.peak("bfloat16"), moved)
+        dims = self.flops.matmul_dims(instruction, computation)
+        return max(float(compute_time_s(self.device, flops, "bfloat16", 0.0, dims)), moved)
 
     def _hbm_bytes(self, instruction: Instruction, computation: Computation, hidden: frozenset) -> float:
         """Bytes that an instruction reads from and writes to HBM; a slice touches only what it slices."""

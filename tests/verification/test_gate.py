@@ -28,7 +28,7 @@ def plan():
 
 
 def gate(plan, limit, takes):
-    """The gate over plans that predict all of their limit, where compiled programs take `takes` of what is predicted."""
+    """The gate over plans that predict all of their limit, whose programs take `takes` of what is predicted."""
     asked = []
 
     def plan_within(within):
@@ -59,7 +59,7 @@ def test_the_search_goes_on_with_what_was_learned(plan):
 
 
 def test_what_never_fits_is_said(plan):
-    with pytest.raises(MemoryLimitError, match="compiled plans takes"):
+    with pytest.raises(MemoryLimitError, match="the smallest takes"):
         gate(plan, 1000.0, 20.0)
 
 
