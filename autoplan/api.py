@@ -176,8 +176,8 @@ class Parallelized:
     def plan(self, *args: Any, verify: bool | None = None, **kwargs: Any) -> Plan:
         """Plans the step for arrays or `ShapeDtypeStruct`s; needs no devices if the cluster is a description.
 
-        With `verify`, plans are compiled ahead of time until one fits; None is as `parallelize` was told. A parameter of
-        the step that is itself called `verify` must be passed by position.
+        With `verify`, plans are compiled ahead of time until one fits; None is as `parallelize` was told. A parameter
+        of the step that is itself called `verify` must be passed by position.
 
         Raises:
           PlanError: there is no plan, or the given one is for another program; or, to verify, what the platform needs

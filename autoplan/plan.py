@@ -122,10 +122,10 @@ class Collective:
     """A collective that the plan needs.
 
     `kind` is "all-reduce", "all-gather", "reduce-scatter", "all-to-all" or "collective-permute"; `axes` the
-    mesh axes that it runs over. `wire_bytes` (what one device sends), `time_s` and `hidden_s` (the part of it that
-    runs beside computing, for which the step does not wait) are of one execution; `count` is the number of executions in a step, loops' trip counts included. `source` is the user's line as
-    "file:line (function)", or ""; `op` says what it is for, such as "dot_general -> add" or
-    "state.params['w']".
+    mesh axes that it runs over. `wire_bytes` (what one device sends), `time_s` and `hidden_s` (the part of it that runs
+    beside computing, for which the step does not wait) are of one execution; `count` is the number of executions in a
+    step, loops' trip counts included. `source` is the user's line as "file:line (function)", or ""; `op` says what it
+    is for, such as "dot_general -> add" or "state.params['w']".
     """
 
     kind: str

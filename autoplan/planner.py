@@ -40,8 +40,8 @@ PROVED_GAP, FEW_STRATEGIES = 1e-4, 4000
 # Larger ones stop at this relative gap: costs are known less well, and the last percent of proof can take longer
 # than all before it.
 SEARCH_GAP = 2e-2
-# A mesh of more axes must be better than one of fewer by more than the search tells apart.
-WORTHWHILE = SEARCH_GAP
+# A mesh of more axes must be better than one of fewer by more than this.
+WORTHWHILE = 1e-2
 # A classic layout this many times slower than the best so far is not worked out further.
 HOPELESS = 1.5
 # Weights of links against computing, where a step is bound by its links.

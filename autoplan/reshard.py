@@ -76,7 +76,7 @@ def steps(full_bytes: float, before: np.ndarray, after: np.ndarray, machine: Mac
         yield Step(lowering.scatter_kind(machine.device.platform, machine.mesh, group), group, applies, local, True)
     for a in axes:
         local = local / np.where(scatter[..., a], sizes[a], 1)
-    for group, applies in _groups((p < WHOLE) & ~scatter):
+    for group, applies in _groups((p < WHOLE) & (q >= WHOLE) & ~scatter):
         yield Step("all-reduce", group, applies, local)
     for a in axes:
         local = local / np.where((p[..., a] < WHOLE) & (q[..., a] >= 0) & ~scatter[..., a], sizes[a], 1)

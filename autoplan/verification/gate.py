@@ -59,6 +59,6 @@ def _nothing_fits(limit: float, tried: list[Verification]) -> MemoryLimitError:
     least = min(one.peak_memory_bytes for one in tried)
     return MemoryLimitError(
         "the compiled program must fit the memory of each device", smallest_bytes=int(least),
-        got=f"a limit of {format_bytes(limit)}; of {len(tried)} compiled plans the smallest takes {format_bytes(least)}",
+        got=f"a limit of {format_bytes(limit)}; the smallest compiled plan takes {format_bytes(least)}",
         action="Raise `memory`, use more devices, a smaller batch, or jax.checkpoint",
     )  # fmt: skip

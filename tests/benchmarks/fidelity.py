@@ -2,6 +2,7 @@
 
     python tests/benchmarks/fidelity.py --json rows.json
     python tests/benchmarks/fidelity.py --programs gpt moe --clusters v5e:4x4 --layouts auto --json rows.json
+    python tests/benchmarks/fidelity.py --json rows.json --table --readme README.md
 
 A row per program, cluster and layout. For accelerators the `large` programs of `zoo` are planned and compiled ahead of
 time (`Plan.verify`); for simulated CPU devices the `small` ones are also run: all plans of a program in turn, round
@@ -9,7 +10,8 @@ after round, in one process. Each pair of program and cluster has a child proces
 the compiler costs the rows that it hit, which then say `error`. Rows that the file already has are kept, but for those
 with errors; `--again` makes all anew.
 
-At the end: a table in Markdown, and each criterion of the project's accuracy with the figure that it asks for.
+At the end: a table in Markdown, and each criterion of the project's accuracy with the figure that it asks for. With
+`--readme`, the table by clusters replaces what stands between the marks in that file.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ LAYOUTS = ("data", "fsdp", "tensor", "auto")
 MEASURED = (*LAYOUTS, "auto@8", "auto@2x4")
 MEASURED_S, ROUNDS = 20.0, (5, 25)
 LIMIT_S = 900
+MARKS = ("<!-- accuracy -->", "<!-- /accuracy -->")
 # A kind of collective with less than this share of a step's traffic is not judged by its relative error.
 SMALL_SHARE = 0.01
 # Plans whose predicted step times are this close are ties, which no rank can tell apart.
@@ -381,6 +384,44 @@ def _against_fastest(rows: Sequence[Row]) -> list[float]:
 # Tables
 
 
+def by_cluster(rows: Sequence[Row]) -> str:
+    """A line of Markdown per cluster: how far predictions are off."""
+    lines = [
+        "| cluster | plans | memory: median, worst | bytes by kind: median | not planned in `auto`: worst "
+        "| step time: median, worst | its ranks: median, worst | `auto` over the best other: worst |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for cluster, group in _groups([row for row in rows if "memory_bytes" in row], lambda row: row["cluster"]).items():
+        measured = any(row.get("measured_step_time_s") for row in group)
+        true = "measured_step_time_s" if measured else "step_time_s"
+        timed = [row for row in group if row.get(true)]
+        memory = [abs(_error(row["predicted_memory_bytes"], row["memory_bytes"])) for row in group]
+        kinds = [abs(error) for row in group for error in kind_errors(row).values()]
+        unplanned = [row["unplanned_share"] for row in group if row["layout"] == "auto"]
+        times = [abs(_error(row["predicted_step_time_s"], row[true])) for row in timed]
+        ranks = _ranks(timed, true, lambda row: row["program"])
+        against = _against_fastest(timed) if measured else _against_classic(timed)
+        cells = [
+            f"{cluster} ({'run' if measured else 'compiled'})", str(len(group)),
+            f"{statistics.median(memory):.0%}, {max(memory):.0%}", f"{statistics.median(kinds):.1%}" if kinds else "-",
+            f"{max(unplanned):.1%}" if unplanned else "-",
+            f"{statistics.median(times):.0%}, {max(times):.0%}" if times else "-",
+            f"{statistics.median(ranks):.2f}, {min(ranks):.2f}" if ranks else "-",
+            f"{max(against):.2f}" if against else "-",
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def write_readme(path: Path, rows: Sequence[Row]) -> None:
+    """Puts `by_cluster` between the marks of a file."""
+    before, found, rest = path.read_text().partition(MARKS[0])
+    _, closed, after = rest.partition(MARKS[1])
+    if not (found and closed):
+        raise SystemExit(f"{path} has no {MARKS[0]} ... {MARKS[1]}")
+    path.write_text(f"{before}{MARKS[0]}\n{by_cluster(rows)}\n{MARKS[1]}{after}")
+
+
 def table(rows: Iterable[Row]) -> str:
     """A line of Markdown per row: predicted, and true."""
     lines = [
@@ -430,6 +471,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="rows are kept there, and taken from there")
     parser.add_argument("--again", action="store_true", help="make rows anew that the file has")
     parser.add_argument("--table", action="store_true", help="only print what the file has")
+    parser.add_argument("--readme", type=Path, metavar="FILE", help="write the table by clusters there, between the marks")
     args = parser.parse_args()
     rows = {key(row): row for row in _read(args.json)}
     for cluster in () if args.table else args.clusters:
@@ -450,6 +492,8 @@ def main() -> int:
             if args.json:
                 args.json.write_text(json.dumps(list(rows.values()), indent=1) + "\n")
     print(summary(list(rows.values())))
+    if args.readme:
+        write_readme(args.readme, list(rows.values()))
     return int(any("error" in row for row in rows.values()))
 
 

@@ -59,7 +59,7 @@ def test_the_search_goes_on_with_what_was_learned(plan):
 
 
 def test_what_never_fits_is_said(plan):
-    with pytest.raises(MemoryLimitError, match="the smallest takes"):
+    with pytest.raises(MemoryLimitError, match="the smallest compiled plan takes"):
         gate(plan, 1000.0, 20.0)
 
 
