@@ -1,6 +1,6 @@
 """What the compilers make of planned collectives: found by compiling, for each platform.
 
-XLA:CPU forms no reduce-scatters: it reduces, then slices.
+XLA:CPU forms no reduce-scatters: it reduces, then slices. It reduces every pending sum where it is made.
 
 XLA:TPU (libtpu 0.0.40 and newer, seen on v4, v5e, v5p and v6e slices of 4 to 256 chips):
 
@@ -41,6 +41,11 @@ def scatter_kind(platform: str, mesh: MeshLinks, axes: tuple[int, ...]) -> str:
     dims = link.torus if link is not None else ()
     square = len(dims) == 2 and dims[0] == dims[1] and dims[0] >= 4
     return "all-reduce" if platform == "tpu" and (square or len(dims) > 2) else "reduce-scatter"
+
+
+def carries(platform: str) -> bool:
+    """Whether the sum of two pending sums is reduced once. XLA:CPU reduces both."""
+    return platform != "cpu"
 
 
 def hidden_share(platform: str) -> float:

@@ -104,7 +104,7 @@ def build_problem(folded: Folded, machine: Machine, allowed: dict[int, Callable[
     """The problem of `folded` on `machine`. `allowed[node]` tells which layouts `[n, axes]` a pinned input may take."""
     graph = folded.graph
     fusions = fusions_of(graph, machine.device.platform)
-    strategies = _strategies(folded, machine.shape, allowed)
+    strategies = _strategies(folded, machine, allowed)
     beside = beside_contractions(graph, folded.arcs)
     groups = _arcs_by_kind(folded, beside)
     kinds = {kind: (folded.arcs[arcs[0]], sum(folded.arcs[a].weight for a in arcs)) for kind, arcs in groups.items()}
@@ -170,9 +170,10 @@ def _full_bytes(folded: Folded, value: int) -> float:
     return math.prod(v.shape) * v.itemsize
 
 
-def _strategies(folded: Folded, axis_sizes, allowed) -> tuple[Strategies, ...]:
+def _strategies(folded: Folded, machine: Machine, allowed) -> tuple[Strategies, ...]:
     """Strategies by class: of nodes from their rules, then of views from what their neighbours give and want."""
-    graph, rules = folded.graph, folded.graph.rules
+    graph, rules, axis_sizes = folded.graph, folded.graph.rules, machine.shape
+    carry = lowering.carries(machine.device.platform)
     cache: dict = {}
     out: dict[int, Strategies] = {}
     for c, members in enumerate(folded.members):
@@ -190,7 +191,7 @@ def _strategies(folded: Folded, axis_sizes, allowed) -> tuple[Strategies, ...]:
             continue
         key = (node.rule, node.name, node.dtype)
         if key not in cache:
-            cache[key] = enumerate_strategies(rule, axis_sizes, node.name, node.dtype)
+            cache[key] = enumerate_strategies(rule, axis_sizes, node.name, node.dtype, carry)
         out[c] = cache[key]
     touching: dict[int, dict] = defaultdict(dict)
     for arc in folded.arcs:

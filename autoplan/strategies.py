@@ -44,13 +44,14 @@ class Strategies:
                           tuple(r[mask] for r in self.results), self.splits[mask])
 
 
-def enumerate_strategies(rule: Rule, axis_sizes: Sequence[int], name: str = "", dtype: str = "float32"
-                         ) -> Strategies:
-    """Every strategy of a node with `rule` on a mesh; the unsplit one is first."""
+def enumerate_strategies(rule: Rule, axis_sizes: Sequence[int], name: str = "", dtype: str = "float32",
+                         carry: bool = True) -> Strategies:
+    """Every strategy of a node with `rule` on a mesh; the unsplit one is first. `carry`: whether the compiler moves
+    reductions across additions."""
     usable = [f for f, size in enumerate(rule.sizes) if size > 1 and f not in rule.blocked
               and not _twice(rule, f)]
     options = [NONE, *usable]
-    if name in ADDITIONS and "float" in dtype and _same_dims(rule):
+    if carry and name in ADDITIONS and "float" in dtype and _same_dims(rule):
         options.append(CARRY)
     choice = np.array(list(itertools.product(options, repeat=len(axis_sizes))), np.int16)
     choice = choice.reshape(-1, len(axis_sizes))

@@ -153,7 +153,9 @@ class _Replay:
         moved = written + sum(operands)
         named = (instruction.name, instruction.opcode)
         if any("dynamic-update-slice" in word for word in named):
-            return min(moved, 3 * min((o for o in operands if o), default=moved))
+            whole = [sum(a.size_bytes for a in computation.operand_arrays(o)) for o in instruction.operands]
+            updated = min((size for size in whole if size > 4), default=moved)  # more than an index
+            return min(moved, 3 * updated)
         if instruction.opcode in ("slice", "gather") or any("dynamic-slice" in word for word in named):
             return min(moved, 3 * written)
         return moved

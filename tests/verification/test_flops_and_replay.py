@@ -88,3 +88,12 @@ def test_a_loop_takes_its_body_as_often_as_it_runs():
   ROOT %w = f32[1000000]{0} while(%a), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"5"}}""", body
     ), CLUSTER, AXES)  # fmt: skip
     assert time_s == pytest.approx(5 * NEGATE_S)
+
+
+def test_an_update_in_place_takes_what_is_updated_wherever_that_lies():
+    time_s = step_time_s(module("""\
+  %a = f32[100,1000000]{1,0} parameter(0)
+  %b = f32[1,1000000]{1,0:S(1)} parameter(1)
+  %i = s32[] parameter(2)
+  ROOT %d = f32[100,1000000]{1,0} dynamic-update-slice(%a, %b, %i, %i)"""), CLUSTER, AXES)  # fmt: skip
+    assert time_s <= 1.6 * NEGATE_S
