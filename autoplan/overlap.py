@@ -23,10 +23,11 @@ def beside_contractions(graph: Graph, arcs: Sequence[Arc]) -> np.ndarray:
     So can one of what depends on no contraction, if there is one before its first reader; and that of a new state, if
     there is one after it is made. Both are asked of the innermost loop body that the gather is in.
     """
-    late = np.zeros(len(graph.values), bool)  # depends on a contraction
+    late = np.zeros(len(graph.values), bool)  # depends on a contraction, or on an earlier round of a loop
     for value in graph.values:
         node = graph.nodes[value.producer]
-        late[value.index] = node.name in CONTRACTIONS or any(late[graph.uses[u].value] for u in node.operands)
+        own = node.name in CONTRACTIONS or node.kind == "carry"
+        late[value.index] = own or any(late[graph.uses[u].value] for u in node.operands)
     positions: dict[tuple[int, ...], list[int]] = {}
     for node in sorted(graph.nodes, key=lambda node: node.position):
         for depth in range(len(node.region) + 1) if node.name in CONTRACTIONS else ():

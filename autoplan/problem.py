@@ -17,12 +17,13 @@ import numpy as np
 from . import layouts, lowering
 from .cost_models import compute_time_s
 from .folding import TO_STATE, TO_VIEW, Arc, Folded
-from .fusion import Fusions, Work, fusions_of, work_of
+from .fusion import Fusions, fusions_of
 from .graph import CONTRACTIONS, Node
 from .overlap import beside_contractions, ring_of
 from .reshard import Machine, Ring, Transfer, applying_steps, collectives_between, reshard_time_s
 from .search import Problem
 from .strategies import Strategies, enumerate_strategies, layout_strategies
+from .work import Work, work_of
 
 # Reads of these touch only what they give back, not their whole first operand.
 _PARTIAL_READERS = {"gather", "dynamic_slice", "slice"}

@@ -471,7 +471,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="rows are kept there, and taken from there")
     parser.add_argument("--again", action="store_true", help="make rows anew that the file has")
     parser.add_argument("--table", action="store_true", help="only print what the file has")
-    parser.add_argument("--readme", type=Path, metavar="FILE", help="write the table by clusters there, between the marks")
+    parser.add_argument("--readme", type=Path, metavar="FILE", help="write the table by clusters there")
     args = parser.parse_args()
     rows = {key(row): row for row in _read(args.json)}
     for cluster in () if args.table else args.clusters:
