@@ -11,7 +11,7 @@ sent so. There, `narrow` nodes stand for these conversions, which the program do
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 import functools
 import math
 from typing import NamedTuple
@@ -379,9 +379,13 @@ def _params_key(eqn) -> tuple:
     return tuple(out)
 
 
-def build_graph(trace: Trace, narrow: bool = False) -> Graph:
-    """The graph of a traced step, with the partitioner's rule of every distinct equation; for TPUs with `narrow`
-    nodes."""
+def build_graph(trace: Trace, narrow: bool = False, wide: bool = False) -> Graph:
+    """The graph of a traced step, with the partitioner's rule of every distinct equation.
+
+    Args:
+      narrow: with `narrow` nodes, as on TPUs.
+      wide: with 16-bit floats made, kept and sent as 32-bit ones, as XLA:CPU does; arguments come as they are.
+    """
     builder = _Builder(narrow)
     jaxpr = compat.open_jaxpr(trace.jaxpr)
     paired = {i for i, _ in trace.state_pairs}
@@ -397,11 +401,17 @@ def build_graph(trace: Trace, narrow: bool = False) -> Graph:
     outputs = []
     for k, value in enumerate(outs):
         outputs.append(_output(builder, trace, value, k))
+    if wide:
+        builder.values = [_widened(value, builder.drafts[value.producer].kind) for value in builder.values]
     graph = _freeze(builder, inputs, outputs)
     fixed = ("input", "const", "output")
     units = [-1 if draft.kind in fixed else draft.unit for draft in builder.drafts]
     in_place = {outputs[o] for i, o in trace.state_pairs if trace.inputs[i].donated}
     return updates_first(graph, units, in_place)
+
+
+def _widened(value: Value, kind: str) -> Value:
+    return replace(value, itemsize=4.0) if kind != "input" and value.dtype in ("bfloat16", "float16") else value
 
 
 def _output(builder: _Builder, trace: Trace, value: int | None, k: int) -> int:

@@ -117,7 +117,8 @@ def make_plan(trace: Trace, cluster: Cluster, *, memory_bytes: float | None = No
     """
     started = time.perf_counter()
     phases = Phases()
-    graph = build_graph(trace, narrow=cluster.device.platform == "tpu")
+    platform = cluster.device.platform
+    graph = build_graph(trace, narrow=platform == "tpu", wide=platform == "cpu")
     phases.end("graph and rules")
     folded = fold(graph, trace)
     roles = roles_of(folded, trace)

@@ -92,12 +92,13 @@ class DeviceSpec:
         """The fraction of its peak that the device reaches at dims `[..., 3]`, an array `[...]`.
 
         Convolutions are measured at few shapes: they reach what matmuls of their dims do, times what those few reach
-        over matmuls of theirs (the geometric mean).
+        over matmuls of theirs (the geometric mean). Without any, they reach `matmul_efficiency`: their windows fill
+        the matrix unit where a matmul of the same dims would not.
         """
         table, matmuls = self.table(operation, dtype), self.table("matmul", dtype)
-        if table is None:
+        if table is None or table.operation != operation:
             return np.full(np.shape(matmul_dims)[:-1], self.matmul_efficiency)
-        if table is matmuls or matmuls is None:
+        if operation == "matmul" or matmuls is None:
             return table.at(matmul_dims)
         ratio = np.exp(np.mean(np.log(table.efficiency) - np.log(matmuls.at(table.dims))))
         return matmuls.at(matmul_dims) * ratio

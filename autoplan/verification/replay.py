@@ -140,7 +140,8 @@ class _Replay:
         if cycles:
             return max(cycles / CLOCK_HZ[self.device.name], flops / self.device.peak("bfloat16"), moved)
         dims = self.flops.matmul_dims(instruction, computation)
-        return max(float(compute_time_s(self.device, flops, "bfloat16", 0.0, dims)), moved)
+        kind = "convolution" if "conv_general_dilated" in instruction.attributes else "matmul"
+        return max(float(compute_time_s(self.device, flops, "bfloat16", 0.0, dims, kind)), moved)
 
     def _hbm_bytes(self, instruction: Instruction, computation: Computation, hidden: frozenset) -> float:
         """Bytes that an instruction reads from and writes to HBM; a slice touches only what it slices."""

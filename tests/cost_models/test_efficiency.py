@@ -46,14 +46,15 @@ def test_dims_broadcast_with_flops() -> None:
     assert compute_time_s(DEVICE, np.ones((2, 1)), "bfloat16", 0.0, dims).shape == (2, 5)
 
 
-def test_a_convolution_without_a_table_is_the_matmul_that_it_amounts_to() -> None:
+def test_convolutions_scale_the_matmul_table_by_the_few_that_were_measured() -> None:
     own = MatmulTable("convolution", "bfloat16", ((8, 8, 8),), (0.05,), "by hand")
     both = dataclasses.replace(DEVICE, tables=(TABLE, own))
-    times = [
-        float(compute_time_s(device, 1e12, "bfloat16", 0, [8, 8, 8], operation="convolution"))
-        for device in (DEVICE, both)
-    ]
-    assert times[1] == pytest.approx(2 * times[0])
+    dims = [[8, 8, 8], [8, 8, 32]]
+    matmuls, convolutions = (both.reached(operation, "bfloat16", dims) for operation in ("matmul", "convolution"))
+    assert convolutions[0] == pytest.approx(0.05)
+    assert convolutions / matmuls == pytest.approx(convolutions[0] / matmuls[0])
+    unmeasured = DEVICE.reached("convolution", "bfloat16", dims)
+    assert unmeasured.tolist() == [DEVICE.matmul_efficiency] * 2
 
 
 def test_streaming_by_size() -> None:
