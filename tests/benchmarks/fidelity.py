@@ -20,6 +20,7 @@ import argparse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
 from dataclasses import dataclass
+import importlib.util
 import json
 import math
 import os
@@ -475,6 +476,9 @@ def main() -> int:
     args = parser.parse_args()
     rows = {key(row): row for row in _read(args.json)}
     for cluster in () if args.table else args.clusters:
+        if why := _not_here(cluster):
+            print(f"skipped {cluster}: {why}", flush=True)
+            continue
         for program in args.programs:
             layouts = args.layouts or (MEASURED if cluster.startswith("cpu") else LAYOUTS)
             missing = tuple(
@@ -495,6 +499,15 @@ def main() -> int:
     if args.readme:
         write_readme(args.readme, list(rows.values()))
     return int(any("error" in row for row in rows.values()))
+
+
+def _not_here(cluster: str) -> str:
+    """Why programs cannot be compiled for a cluster here; "" if they can."""
+    platform = "gpu" if "H100" in cluster else "cpu" if cluster.startswith("cpu") else "tpu"
+    module = {"gpu": "jax_cuda12_plugin", "tpu": "libtpu"}.get(platform)
+    if module is None or importlib.util.find_spec(module) is not None:
+        return ""
+    return f"{module} is not installed (pip install 'autoplan[{platform}-aot]')"
 
 
 def _read(path: Path | None) -> list[Row]:
