@@ -1,5 +1,7 @@
 """What the compilers make of planned collectives: found by compiling, for each platform.
 
+A sum that is split over several dims at once is an all-reduce, of which each device keeps its part.
+
 XLA:CPU forms no reduce-scatters: it reduces, then slices. It reduces every pending sum where it is made.
 
 XLA:TPU (libtpu 0.0.40 and newer, seen on v4, v5e, v5p and v6e slices of 4 to 256 chips):
@@ -7,9 +9,9 @@ XLA:TPU (libtpu 0.0.40 and newer, seen on v4, v5e, v5p and v6e slices of 4 to 25
 - A reduce-scatter over all chips of a slice is an all-reduce, of which each keeps its part, where the slice is a
   cuboid or a square of 4 x 4 and more; over part of a slice, over 2 x 4 or 4 x 8, and the like, it is one.
 - The sum that a contraction leaves pending is passed around in a ring while its blocks are computed (a *windowed
-  einsum*), if computing takes longer than sending would: FLOPs per byte of the result of at least `RING_INTENSITY`,
-  and at most `RING_DEVICES` devices. A ring passes n + 1 blocks of n, both ways around. Batch dims prevent it, and
-  axes that split nothing of the contraction, or dims of the operand to whose dim the sum goes.
+  einsum*), if computing takes longer than sending would: FLOPs per byte of the result of at least `RING_INTENSITY`, over
+  at most `RING_DEVICES` devices, more than two, and not 2 x 2. A ring passes n + 1 blocks of n, both ways around. Batch
+  dims prevent it, and axes that split nothing of the contraction, or dims of the operand to whose dim the sum goes.
 - Gathers of what does not depend on the contractions so far start early, and are waited for `EXPOSED` of their time in
   the median; gathers of activations, all-reduces, reduce-scatters and all-to-alls are waited for.
 """
@@ -55,7 +57,9 @@ def hidden_share(platform: str) -> float:
 
 def rings(mesh: MeshLinks, axes: tuple[int, ...]) -> bool:
     """Whether there are windowed einsums over these axes."""
-    return math.prod(mesh.shape[a] for a in axes) <= RING_DEVICES
+    link = mesh.together(axes)
+    small = link is not None and link.extents in ((2,), (2, 2))
+    return not small and math.prod(mesh.shape[a] for a in axes) <= RING_DEVICES
 
 
 def ring_bytes(mesh: MeshLinks, axes: tuple[int, ...], payload_bytes: ArrayLike) -> np.ndarray:

@@ -73,7 +73,12 @@ def steps(full_bytes: float, before: np.ndarray, after: np.ndarray, machine: Mac
         local = local / np.where((p[..., a] == WHOLE) & (q[..., a] >= 0), sizes[a], 1)
     scatter = (p < WHOLE) & (q >= 0) & ~_joins_above(p, q)
     for group, applies in _groups(scatter):
-        yield Step(lowering.scatter_kind(machine.device.platform, machine.mesh, group), group, applies, local, True)
+        onto_one = functools.reduce(np.logical_and, (q[..., a] == q[..., group[0]] for a in group))
+        kind = lowering.scatter_kind(machine.device.platform, machine.mesh, group)
+        if (applies & onto_one).any():
+            yield Step(kind, group, applies & onto_one, local, True)
+        if (applies & ~onto_one).any():  # the compilers complete it everywhere, and slice
+            yield Step("all-reduce", group, applies & ~onto_one, local)
     for a in axes:
         local = local / np.where(scatter[..., a], sizes[a], 1)
     for group, applies in _groups((p < WHOLE) & (q >= WHOLE) & ~scatter):

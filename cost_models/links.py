@@ -64,6 +64,7 @@ class Link:
       description: for reports, e.g. "ICI torus dim 1 (4, line)".
       points: measured times, which replace the formulas where present.
       torus: the sizes above 1 of the torus's dims if the axis runs over all of one, else ().
+      extents: how many devices it covers along each dim of the topology, outermost first.
     """
 
     size: int
@@ -77,6 +78,7 @@ class Link:
     description: str
     points: tuple[CollectivePoints, ...] = ()
     torus: tuple[int, ...] = ()
+    extents: tuple[int, ...] = ()
 
     def measured(self, kind: str) -> CollectivePoints | None:
         """The measured times for `kind`, or None where only formulas are known."""

@@ -222,6 +222,7 @@ def _link(size: int, pieces: tuple[Piece, ...]) -> Link:
         wraps=len(pieces) == 1 and pieces[0].ring,
         description=description if aligned else f"{description} (not aligned with the wiring)",
         torus=_whole_torus(pieces),
+        extents=tuple(piece.size for piece in pieces),
     )
 
 

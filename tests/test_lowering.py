@@ -51,6 +51,30 @@ def test_a_collective_over_two_torus_axes_uses_the_links_of_both():
     assert together.wire_bytes == pytest.approx(15 / 16 * 64e6)
 
 
+def test_a_sum_that_goes_to_two_dims_at_once_is_completed_everywhere():
+    on = machine("v5e:4x8", 4, 8)
+    (split,) = collectives_between(64e6, (PARTIAL, PARTIAL), (0, 1), on)
+    assert (split.kind, split.axes) == ("all-reduce", (0, 1)) and split.wire_bytes == pytest.approx(2 * 31 / 32 * 64e6)
+    (joined,) = collectives_between(64e6, (PARTIAL, PARTIAL), (0, 0), on)
+    assert joined.kind == "reduce-scatter" and joined.wire_bytes == pytest.approx(31 / 32 * 64e6)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "shape", "axes", "there_are"),
+    [
+        ("v5e:4x4", (2, 8), (0,), False),
+        ("v5e:4x4", (2, 8), (1,), True),
+        ("v5e:4x4", (4, 4), (0,), True),
+        ("v5p:2x2x4", (4, 4), (0,), False),  # 2 x 2 of the torus
+        ("v5p:2x2x4", (4, 4), (1,), True),
+        ("v5p:2x2x4", (8, 2), (0,), True),
+        ("v5p:4x4x4", (64,), (0,), False),  # too many
+    ],
+)
+def test_rings_need_more_than_a_pair_or_a_square(cluster, shape, axes, there_are):
+    assert lowering.rings(machine(cluster, *shape).mesh, axes) is there_are
+
+
 def test_gathers_of_two_dims_are_two_collectives():
     found = collectives_between(64e6, (0, 1), (WHOLE, WHOLE), machine("v5e:4x4", 4, 4))
     assert [t.kind for t in found] == ["all-gather", "all-gather"]

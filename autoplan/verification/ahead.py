@@ -39,7 +39,8 @@ EXPORT_EXTRA = "pip install flatbuffers"
 
 _POLL_S = 0.1
 _DUMPED_PROGRAM = "*autoplan_step*after_optimizations_after_buffer_assignment.txt"
-_DUMPED_MEMORY = "*autoplan_step*memory-usage-report.txt"
+_DUMPED_MEMORY = "*autoplan_step*optimizations-buffer-assignment.txt"
+_DUMPED_LAST = "*autoplan_step*memory-usage-report.txt"
 _GPU_TARGETS = {"H100": "h100.txtpb"}
 
 
@@ -216,12 +217,22 @@ def _answer(folder: Path, platform: str, full: bool) -> tuple[str, float] | None
         return (folder / "compiled.txt").read_text(), _peak(json.loads((folder / "memory.json").read_text()))
     if full or platform != "tpu":
         return None
-    programs, reports = list(folder.glob(f"dump/{_DUMPED_PROGRAM}")), list(folder.glob(f"dump/{_DUMPED_MEMORY}"))
-    if not programs or not reports:
+    dumped = [next(folder.glob(f"dump/{name}"), None) for name in (_DUMPED_PROGRAM, _DUMPED_MEMORY, _DUMPED_LAST)]
+    if None in dumped:
         return None
-    text, report = programs[0].read_text(), reports[0].read_text()
-    peak = re.search(r"Memory Space: default.*\nTotal bytes: (\d+)", report)
-    return (text, float(peak[1])) if peak and "\nENTRY " in text and text.rstrip().endswith("\n}") else None
+    text, memory, _ = (path.read_text() for path in dumped)
+    return (text, allocated_bytes(memory)) if "\nENTRY " in text and text.rstrip().endswith("\n}") else None
+
+
+def allocated_bytes(assignment: str) -> float:
+    """Bytes of a device's main memory in XLA's dump of a buffer assignment.
+
+    Its report of memory usage counts more: also what computations that are called have for themselves ("thread-local"),
+    which are the caller's buffers once more (on chips with SparseCores, whole operands of offloaded gathers).
+    """
+    allocations = re.findall(r"^allocation \d+: size (\d+),(?: color (\d+),)?(.*)$", assignment, re.MULTILINE)
+    return float(sum(int(size) for size, color, kind in allocations
+                     if color in ("", "0") and "thread-local" not in kind))
 
 
 def _failure(log: str) -> PlanError:
