@@ -141,10 +141,11 @@ def _template_eqn(shape: tuple[int, ...], dtype, sharding: jax.sharding.Sharding
     return jax.make_jaxpr(constrain)(jax.ShapeDtypeStruct(shape, dtype)).eqns[0]
 
 
-def constraint_eqn(var: Var, sharding: jax.sharding.Sharding) -> JaxprEqn:
-    """A `sharding_constraint` equation on `var` with a fresh result."""
+def constraint_eqn(var: Var, sharding: jax.sharding.Sharding, beside: JaxprEqn | None) -> JaxprEqn:
+    """A `sharding_constraint` equation on `var` with a fresh result, as if written where `beside` was (None: nowhere)."""
     template = _template_eqn(tuple(var.aval.shape), var.aval.dtype, sharding)
-    return template.replace(invars=[var], outvars=[new_var(var.aval)])
+    source = source_info_util.new_source_info() if beside is None else beside.source_info
+    return template.replace(invars=[var], outvars=[new_var(var.aval)], source_info=source)
 
 
 def barrier_eqn(variables: Sequence[Var]) -> JaxprEqn:

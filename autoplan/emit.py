@@ -53,12 +53,12 @@ class _Emitter:
         eqns: list[compat.JaxprEqn] = []
         made: dict = {}
 
-        def constrained(var, constraint: Constraint | None):
+        def constrained(var, constraint: Constraint | None, beside: compat.JaxprEqn | None = None):
             if constraint is None or isinstance(var, compat.Literal) or compat.is_dropped(var):
                 return var
             for spec in (*constraint.way, constraint.spec):
                 if (var, spec) not in made:
-                    eqn = compat.constraint_eqn(var, NamedSharding(self.mesh, to_partition_spec(spec)))
+                    eqn = compat.constraint_eqn(var, NamedSharding(self.mesh, to_partition_spec(spec)), beside)
                     eqns.append(eqn)
                     made[var, spec] = eqn.outvars[0]
                 var = made[var, spec]
@@ -75,14 +75,14 @@ class _Emitter:
                 constraint = here.get(((n,), "operand", k))
                 if constraint is not None and constraint.again:
                     _set_apart(operands, k, eqns)
-                operands[k] = constrained(operands[k], constraint)
+                operands[k] = constrained(operands[k], constraint, eqn)
             subs = compat.subjaxprs(eqn)
             if any((n, s) in inside for s in range(len(subs))):
                 eqn = compat.with_subjaxprs(eqn, [self.rewrite(sub.jaxpr, inside.get((n, s), ()))
                                                   for s, sub in enumerate(subs)])
             eqns.append(eqn.replace(invars=operands))
             for k, var in enumerate(eqn.outvars):
-                current[var] = constrained(var, here.get(((n,), "result", k)))
+                current[var] = constrained(var, here.get(((n,), "result", k)), eqn)
         outvars = [constrained(now(v), here.get(((), "output", k))) for k, v in enumerate(jaxpr.outvars)]
         return jaxpr.replace(eqns=eqns, outvars=outvars)
 
