@@ -269,8 +269,8 @@ def _matmul_dims(graph, node: Node, options: Strategies, machine: Machine) -> np
     CPU, and one with as many times the rows elsewhere."""
     rule = graph.rules[node.rule]
     left, right, kept = (frozenset(f for dim in dims for f in dim) for dims in (*rule.operands[:2], rule.results[0]))
-    parts = np.stack([np.where(options.choice == f, np.asarray(machine.shape), 1).prod(axis=1)
-                      for f in range(len(rule.sizes))], axis=-1)
+    splits = options.choice[..., None] == np.arange(len(rule.sizes))  # [S, axes, factors]
+    parts = np.where(splits, np.asarray(machine.shape)[:, None], 1).prod(axis=1)
     local = np.asarray(rule.sizes, np.float64) / parts
 
     def product(factors: frozenset[int]) -> np.ndarray:

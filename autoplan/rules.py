@@ -92,7 +92,23 @@ def _rule_of(eqn: compat.JaxprEqn, lowered: compat.LoweredFunction | None) -> Ru
     if lowered is None:
         return replicated(operands, results, eqn.primitive.name)
     rule = compose(lowered, [len(s) for s in operands], [len(s) for s in results])
-    return _computed_right(eqn, rule) if eqn.primitive.name == "conv_general_dilated" else rule
+    if eqn.primitive.name == "conv_general_dilated":
+        return _computed_right(eqn, rule)
+    return replace(rule, blocked=rule.blocked | _updated_in_one_place(eqn, rule))
+
+
+def _updated_in_one_place(eqn: compat.JaxprEqn, rule: Rule) -> set[int]:
+    """Factors of the dims along which an update is placed by one index. XLA computes the local index on every device
+    and relies on its being clamped: an index out of bounds is lost, and the one update of a scatter (which becomes a
+    `dynamic_update_slice`) may be read from another device's part."""
+    name, shapes = eqn.primitive.name.replace("-", "_"), [v.aval.shape for v in eqn.invars]
+    if name == "dynamic_update_slice":
+        placed = [d for d, (whole, part) in enumerate(zip(*shapes[:2])) if whole != part]
+    elif name.startswith("scatter") and math.prod(shapes[1][:-1]) == 1:
+        placed = eqn.params["dimension_numbers"].scatter_dims_to_operand_dims
+    else:
+        placed = ()
+    return {f for d in placed for f in rule.results[0][d]}
 
 
 def _computed_right(eqn: compat.JaxprEqn, rule: Rule) -> Rule:
