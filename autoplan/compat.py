@@ -25,6 +25,7 @@ from jax.extend import core as jex_core
 # operation's sharding rule (`custom_partitioning` only lets one *set* a rule).
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import sdy
+import numpy as np
 
 Jaxpr = jex_core.Jaxpr
 ClosedJaxpr = jex_core.ClosedJaxpr
@@ -153,6 +154,14 @@ def barrier_eqn(variables: Sequence[Var]) -> JaxprEqn:
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in variables]
     template = jax.make_jaxpr(lambda *xs: jax.lax.optimization_barrier(xs))(*avals).eqns[0]
     return template.replace(invars=list(variables), outvars=[new_var(v.aval) for v in variables])
+
+
+def clamped_eqn(index: Var, most: int) -> JaxprEqn:
+    """An equation that clamps a scalar index to 0 .. `most`, with a fresh result."""
+    template = jax.make_jaxpr(lambda i: jax.lax.clamp(np.asarray(0, i.dtype), i, np.asarray(most, i.dtype)))(
+        jax.ShapeDtypeStruct((), index.aval.dtype)).eqns[0]
+    operands = [v if isinstance(v, Literal) else index for v in template.invars]
+    return template.replace(invars=operands, outvars=[new_var(index.aval)])
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import jax
 from jax.sharding import NamedSharding
+import numpy as np
 
 from . import compat
 from .plan import Constraint, Plan, to_partition_spec
@@ -76,6 +77,8 @@ class _Emitter:
                 if constraint is not None and constraint.again:
                     _set_apart(operands, k, eqns)
                 operands[k] = constrained(operands[k], constraint, eqn)
+            if eqn.primitive.name == "dynamic_slice":
+                _clamp_starts(eqn, operands, eqns)
             subs = compat.subjaxprs(eqn)
             if any((n, s) in inside for s in range(len(subs))):
                 eqn = compat.with_subjaxprs(eqn, [self.rewrite(sub.jaxpr, inside.get((n, s), ()))
@@ -85,6 +88,16 @@ class _Emitter:
                 current[var] = constrained(var, here.get(((n,), "result", k)), eqn)
         outvars = [constrained(now(v), here.get(((), "output", k))) for k, v in enumerate(jaxpr.outvars)]
         return jaxpr.replace(eqns=eqns, outvars=outvars)
+
+
+def _clamp_starts(eqn: compat.JaxprEqn, operands: list, eqns: list) -> None:
+    """Clamps the starts of a `dynamic_slice` before it does so itself: where its result is split, XLA merges the two
+    slices, and clamps to the bounds of the smaller one."""
+    for k, (size, taken) in enumerate(zip(eqn.invars[0].aval.shape, eqn.params["slice_sizes"]), start=1):
+        start = operands[k]
+        if size != taken and not isinstance(start, compat.Literal) and size - taken <= np.iinfo(start.aval.dtype).max:
+            eqns.append(compat.clamped_eqn(start, size - taken))
+            operands[k] = eqns[-1].outvars[0]
 
 
 def _set_apart(operands: list, k: int, eqns: list) -> None:

@@ -53,7 +53,7 @@ def ring_of(graph: Graph, node: Node, options: Strategies, machine: Machine, com
     if intensity is None or node.name not in ("dot_general", "conv_general_dilated"):
         return None
     value, rule = graph.values[node.results[0]], graph.rules[node.rule]
-    if node.flops < intensity * np.prod(value.shape, dtype=float) * value.itemsize:
+    if len(rule.operands) < 2 or node.flops < intensity * np.prod(value.shape, dtype=float) * value.itemsize:
         return None
     left, right = (_factors(dims) for dims in rule.operands[:2])
     kept = _factors(rule.results[0])

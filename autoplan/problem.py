@@ -268,7 +268,8 @@ def _matmul_dims(graph, node: Node, options: Strategies, machine: Machine) -> np
     """(m, k, n) of the matmul that a device computes, by strategy `[S, 3]`. Batched ones are one after another on a
     CPU, and one with as many times the rows elsewhere."""
     rule = graph.rules[node.rule]
-    left, right, kept = (frozenset(f for dim in dims for f in dim) for dims in (*rule.operands[:2], rule.results[0]))
+    sides = (*rule.operands[:2], ())[:2]  # a literal operand is a scalar
+    left, right, kept = (frozenset(f for dim in dims for f in dim) for dims in (*sides, rule.results[0]))
     splits = options.choice[..., None] == np.arange(len(rule.sizes))  # [S, axes, factors]
     parts = np.where(splits, np.asarray(machine.shape)[:, None], 1).prod(axis=1)
     local = np.asarray(rule.sizes, np.float64) / parts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from typing import Any
 import zlib
@@ -10,6 +11,8 @@ import zlib
 import hypothesis
 from hypothesis import strategies as st
 import jax
+from jax import lax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -31,9 +34,10 @@ def _cheap_compilation():
     jax.config.update("jax_disable_most_optimizations", False)
 
 
-def _drawn(problem: Problem, **kwargs: Any) -> Solution:
+def _drawn(problem: Problem, seed: int = 0, **kwargs: Any) -> Solution:
     """Any allowed choice: the best for costs that mean nothing."""
-    rng = np.random.default_rng(zlib.crc32(np.concatenate([np.nan_to_num(c) for c in problem.node_costs]).tobytes()))
+    drawn_by = np.concatenate([np.nan_to_num(c) for c in problem.node_costs]).tobytes()
+    rng = np.random.default_rng([seed, zlib.crc32(drawn_by)])
 
     def shuffled(costs: np.ndarray) -> np.ndarray:
         return np.where(np.isfinite(costs), rng.random(costs.shape), np.inf)
@@ -58,6 +62,31 @@ def check(program: random_programs.Program, mesh: tuple[int, ...]) -> None:
             close = TOLERANCE.get(t.dtype, 0.0)
             scale = 1 + np.nanmax(np.abs(want), initial=0, where=np.isfinite(want))
             np.testing.assert_allclose(got, want, rtol=close, atol=close * scale, err_msg=f"output {number}, {t}")
+
+
+def _slice_beyond(x, i):
+    return lax.dynamic_slice_in_dim(jnp.sin(x), i[0], 4, 0), lax.dynamic_slice(x, (i[1], i[2]), (3, 4))
+
+
+def _update_beyond(x, i):
+    return lax.dynamic_update_slice_in_dim(jnp.sin(x), x[:1], i[0], 0), lax.dynamic_update_slice(x, x[:2, :2], (i[1], i[2]))
+
+
+def _update_one(x, i):
+    k = jnp.arange(1)
+    return lax.pad(x.at[k, k].set(2 * x[k, k]), 0.5, [(0, 0, 0), (0, 2, 0)]), x.at[i[1], i[2]].add(1.0, mode="clip")
+
+
+@pytest.mark.parametrize("mesh", [(8,), (2, 4), (2, 3)])
+@pytest.mark.parametrize("program", [_slice_beyond, _update_beyond, _update_one])
+def test_indices_out_of_bounds_are_clamped_as_they_are_on_one_device(program, mesh, monkeypatch) -> None:
+    x, i = np.arange(24 * 24, dtype=np.float32).reshape(24, 24) / 576, np.array([22, -30, 99], np.int32)
+    expected = jax.jit(program)(x, i)
+    for seed in range(4):
+        monkeypatch.setattr(planner, "solve", functools.partial(_drawn, seed=seed))
+        step = autoplan.parallelize(program, cluster=f"cpu:{np.prod(mesh)}", mesh_shape=mesh, memory="1TiB")
+        for got, want in zip(step(x, i), expected, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
 def _settings(count: int) -> hypothesis.settings:
