@@ -37,6 +37,8 @@ class FlopCounter:
             return _dot(instruction, computation)
         if instruction.opcode == "convolution":
             return _convolution(instruction, computation)
+        if instruction.opcode == "custom-call":
+            return _library_call(instruction, computation)
         if instruction.opcode not in _INTO:
             return 0.0
         return sum(self._inside(name) for name in instruction.called if name in self._module.computations)
@@ -73,15 +75,36 @@ def _dot(dot: Instruction, computation: Computation) -> float:
     return 2.0 * math.prod(dot.arrays[0].shape) * math.prod(left[0].shape[dim] for dim in contracted)
 
 
+def _library_call(call: Instruction, computation: Computation) -> float:
+    """What cuBLAS and cuDNN do: matmuls, convolutions and their gradients, which are labelled as the convolution."""
+    target = call.attribute(r'custom_call_target="__(cublas|cudnn)\$\w')
+    operands = [computation.operand_arrays(operand) for operand in call.operands[:2]]
+    if target is None or not call.arrays or len(operands) < 2 or not all(operands):
+        return 0.0
+    result, left, right = call.arrays[0].shape, operands[0][0].shape, operands[1][0].shape
+    if target == "cublas":
+        contracted = _integers((call.attribute(r'"lhs_contracting_dimensions":\[([0-9",]*)\]') or "").replace('"', ""))
+        return 2.0 * math.prod(result) * math.prod(left[dim] for dim in contracted)
+    if "convBackwardInput" in call.attributes:
+        return _convolved(call, result, right, left)
+    if "convBackwardFilter" in call.attributes:
+        return _convolved(call, left, result, right)
+    return _convolved(call, left, right, result)
+
+
 def _convolution(conv: Instruction, computation: Computation) -> float:
     """2 x outputs x input features x window positions that fall on data: XLA:TPU writes matmuls as convolutions whose
     batch dims are dilated windows, most of whose positions are padding."""
-    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", conv.attributes)
     operands = [computation.operand_arrays(operand) for operand in conv.operands[:2]]
-    if not labels or len(operands) < 2 or not all(operands):
+    if len(operands) < 2 or not all(operands):
         return 0.0
-    left, right = operands[0][0].shape, operands[1][0].shape
-    out = conv.arrays[0].shape
+    return _convolved(conv, operands[0][0].shape, operands[1][0].shape, conv.arrays[0].shape)
+
+
+def _convolved(conv: Instruction, left: tuple[int, ...], right: tuple[int, ...], out: tuple[int, ...]) -> float:
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", conv.attributes)
+    if not labels:
+        return 0.0
     window = conv.attribute(r"window=\{([^}]*)\}") or ""
     spatial = [char for char in labels[2] if char.isdigit()]
     positions = math.prod(

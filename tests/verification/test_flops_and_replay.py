@@ -23,6 +23,10 @@ def module(body: str, computations: str = ""):
     [
         ("f32[8,16]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}", 2 * 8 * 16 * 32),
         ("f32[8,16]{1,0} convolution(%a, %b), dim_labels=bf_io->bf", 2 * 8 * 16 * 32),
+        ('(f32[8,16]{1,0}, s8[64]{0}) custom-call(%a, %b), custom_call_target="__cublas$lt$matmul", backend_config='
+         '{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]}}',
+         2 * 8 * 16 * 32),
+        ('f32[8,16]{1,0} custom-call(%a, %b), custom_call_target="Sharding"', 0),
     ],
 )
 def test_flops_of_a_matmul(line, flops):
@@ -38,6 +42,23 @@ def test_flops_of_a_convolution_leave_padding_out():
   %a = f32[1,4,3]{2,1,0} parameter(0)
   %b = f32[3,3,5]{2,1,0} parameter(1)
   ROOT %c = f32[1,4,5]{2,1,0} convolution(%a, %b), window={size=3 pad=1_1}, dim_labels=b0f_0io->b0f"""))
+    assert found == 2 * 5 * 3 * (2 + 3 + 3 + 2)
+
+
+@pytest.mark.parametrize(
+    ("target", "operands", "result"),
+    [
+        ("Forward", ("f32[1,4,3]", "f32[5,3,3]"), "f32[1,4,5]"),
+        ("BackwardInput", ("f32[1,4,5]", "f32[5,3,3]"), "f32[1,4,3]"),
+        ("BackwardFilter", ("f32[1,4,3]", "f32[1,4,5]"), "f32[5,3,3]"),
+    ],
+)
+def test_flops_of_a_library_convolution_and_its_gradients(target, operands, result):
+    found = step_flops(module(f"""\
+  %a = {operands[0]}{{2,1,0}} parameter(0)
+  %b = {operands[1]}{{2,1,0}} parameter(1)
+  ROOT %c = ({result}{{2,1,0}}, u8[0]{{0}}) custom-call(%a, %b), window={{size=3 pad=1_1}}, dim_labels=b0f_o0i->b0f, \
+custom_call_target="__cudnn$conv{target}\""""))
     assert found == 2 * 5 * 3 * (2 + 3 + 3 + 2)
 
 
