@@ -2,12 +2,13 @@
 #   make demo     train examples/gpt.py on 8 simulated devices, planned by autoplan
 #   make test     run the tests
 #   make clean    remove the environment and what was built
-# Variables: PYTHON (the interpreter), VENV (where the environment goes), ARGS (for demo or pytest), WORKERS (for pytest).
+# Variables: PYTHON (the interpreter), VENV (where the environment goes), ARGS (for demo or pytest), WORKERS (for pytest), EXTRAS (what is installed beside autoplan).
 
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 WORKERS ?= auto
+EXTRAS ?= test,test-libraries
 
 BIN = $(VENV)/bin
 STAMP = $(VENV)/installed
@@ -27,7 +28,7 @@ $(STAMP): pyproject.toml
 	  echo "Name a newer one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; } >&2
 	@$(PYTHON) -m venv $(VENV) || { \
 	  echo "\"$(PYTHON) -m venv\" failed; on Debian and Ubuntu, install the package python3-venv first."; exit 1; } >&2
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
 	@touch $@
 
 clean:

@@ -22,7 +22,7 @@ from .birth import born
 from .compiled import Compiled
 from .errors import PinError, PlanError
 from .executable import Executable, OtherTypes, build
-from .plan import Plan
+from .plan import MeshShape, Plan
 from .planfile import check_program
 from .planner import AXIS_NAMES, BUDGET_S, LAYOUTS, make_plan
 from .signature import Names, Numbers, Signature, signature_of
@@ -42,6 +42,7 @@ class Options:
     mesh_shape: tuple[int, ...] | None = None
     layout: str = "auto"
     in_shardings: Any = None
+    out_shardings: Any = None
     budget_s: float | None = BUDGET_S
     plan: Plan | None = None
     verify: bool = False
@@ -59,6 +60,7 @@ def parallelize(
     donate_argnums: Numbers = None,
     donate_argnames: Names = None,
     in_shardings: Any = None,
+    out_shardings: Any = None,
     budget_s: float | None = BUDGET_S,
     plan: Plan | None = None,
     verify: bool = False,
@@ -79,6 +81,7 @@ def parallelize(
         `PartitionSpec`s (dims may be `PartitionSpec.UNCONSTRAINED`), `NamedSharding`s and None. They name the
         axes of the mesh that is given as `cluster` or by `NamedSharding`s; without one the axes are called x,
         y and z.
+      out_shardings: the same for the result: a pytree prefix of what the step returns.
       budget_s: seconds after which planning takes the best plan found so far (soft; None: no limit). A plan that is
         reached before does not depend on it.
       plan: a plan to use instead of searching, for instance from `Plan.load`.
@@ -109,6 +112,7 @@ def parallelize(
             donate_argnums=donate_argnums,
             donate_argnames=donate_argnames,
             in_shardings=in_shardings,
+            out_shardings=out_shardings,
             budget_s=budget_s,
             plan=plan,
             verify=verify,
@@ -122,6 +126,7 @@ def parallelize(
         mesh_shape=mesh_shape,
         layout=layout,
         in_shardings=in_shardings,
+        out_shardings=out_shardings,
         budget_s=budget_s,
         plan=plan,
         verify=verify,
@@ -142,7 +147,12 @@ class Parallelized:
         self._latest: Plan | None = options.plan
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the step; plans and compiles first if it has not for such arguments."""
+        """Runs the step; plans and compiles first if it has not for such arguments.
+
+        Under `jax.disable_jit` the step itself runs, operation by operation on one device.
+        """
+        if jax.config.jax_disable_jit:
+            return self._signature.fun(*args, **kwargs)
         if nnx.any_object(args):
             return self._call_with_objects(args, kwargs)
         key, leaves = self._flatten(args, kwargs, (args, kwargs))
@@ -167,10 +177,13 @@ class Parallelized:
 
         Raises:
           StateError: the state comes back in another form.
-          PinError: `in_shardings` does not match the arguments.
+          PinError: `in_shardings` does not match the arguments, or `out_shardings` the result.
         """
         return Traced(
-            trace_signature(self._signature, args, kwargs, self._options.in_shardings), self._options
+            trace_signature(
+                self._signature, args, kwargs, self._options.in_shardings, self._options.out_shardings
+            ),
+            self._options,
         )
 
     def plan(self, *args: Any, verify: bool | None = None, **kwargs: Any) -> Plan:
@@ -206,7 +219,7 @@ class Parallelized:
 
     def with_options(self, **options: Any) -> Parallelized:
         """The same step with some other options: `cluster`, `memory`, `mesh_shape`, `layout`, `in_shardings`,
-        `budget_s`, `plan` or `verify`, as for `parallelize`.
+        `out_shardings`, `budget_s`, `plan` or `verify`, as for `parallelize`.
 
         Raises:
           PlanError: an option is wrong.
@@ -282,7 +295,8 @@ class Parallelized:
 
     def _build(self, traced: Traced) -> Executable:
         plan = self._plan(traced)
-        return build(traced.trace, plan, devices.run_mesh(devices.resolve(self._options.cluster), plan.mesh))
+        target = devices.resolve(self._options.cluster)
+        return build(traced.trace, plan, devices.run_mesh(target, plan.mesh), target.mesh)
 
 
 @dataclass(frozen=True, repr=False)
@@ -308,7 +322,7 @@ class Traced:
             check_program(options.plan, self.trace.fingerprint, self.trace.inputs)
             return options.plan.with_trace(self.trace)
         target = devices.resolve(options.cluster)
-        mesh = target.fixed_mesh
+        mesh = _mesh_of_program(self.trace, target, options) or target.fixed_mesh
         if mesh is None:
             _check_pinned_axes(self.trace)
 
@@ -335,6 +349,23 @@ class Traced:
         return f"<Traced {trace.name}: {len(trace.inputs)} inputs, {len(trace.outputs)} outputs>"
 
 
+def _mesh_of_program(trace: Trace, target: devices.Target, options: Options) -> MeshShape | None:
+    """The mesh that constraints and `shard_map`s in the step name, if they do; no other can be planned for."""
+    if not trace.mesh_axes:
+        return None
+    names, sizes = zip(*trace.mesh_axes, strict=True)
+    own, given = MeshShape(names, sizes), target.fixed_mesh
+    fits = own.num_devices == target.cluster.num_devices and options.mesh_shape in (None, sizes)
+    if not fits or given not in (None, own):
+        raise PinError(
+            "constraints and `shard_map`s in a step name the mesh that it is planned for",
+            got=f"({own}) in the step, and {f'({given})' if given else target.cluster.name} to plan for",
+            action="Pass that mesh as `cluster=`, or a cluster of as many devices and no mesh_shape",
+            source=trace.source,
+        )
+    return own
+
+
 def _updated(options: Options, **changes: Any) -> Options:
     """Options with some changed, given as users give them, and checked."""
     if "cluster" in changes:
@@ -357,7 +388,7 @@ def _updated(options: Options, **changes: Any) -> Options:
             action="Leave it out to let the planner choose",
         )
     options = replace(options, **changes)
-    pinned = _pinned_mesh(options.in_shardings)
+    pinned = _pinned_mesh((options.in_shardings, options.out_shardings))
     if options.cluster is None:
         return replace(options, cluster=pinned)
     if pinned is not None and options.cluster != pinned:
@@ -406,13 +437,13 @@ def _checked_budget(budget_s: float | None) -> float | None:
     return budget_s
 
 
-def _pinned_mesh(in_shardings: Any) -> Mesh | None:
+def _pinned_mesh(shardings: Any) -> Mesh | None:
     """The mesh of the `NamedSharding`s among the pins, if there is one."""
-    pins = jax.tree.leaves(in_shardings, is_leaf=lambda x: isinstance(x, jax.sharding.Sharding))
+    pins = jax.tree.leaves(shardings, is_leaf=lambda x: isinstance(x, jax.sharding.Sharding))
     meshes = {pin.mesh for pin in pins if isinstance(pin, NamedSharding)}
     if len(meshes) > 1:
         raise PinError(
-            "the layouts in in_shardings are on one mesh",
+            "the layouts in in_shardings and out_shardings are on one mesh",
             got=", ".join(map(str, meshes)),
             action="Use the same mesh for all",
         )
@@ -422,7 +453,7 @@ def _pinned_mesh(in_shardings: Any) -> Mesh | None:
 
 def _check_pinned_axes(trace: Trace) -> None:
     """Refuses pins that name axes which no mesh of the planner has."""
-    for leaf in trace.inputs:
+    for leaf in (*trace.inputs, *trace.outputs):
         entries = [entry if isinstance(entry, tuple) else (entry,) for entry in leaf.spec or ()]
         axes = [axis for entry in entries for axis in entry if isinstance(axis, str)]
         if unknown := [axis for axis in axes if axis not in AXIS_NAMES]:

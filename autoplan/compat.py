@@ -6,7 +6,8 @@ rebuild it around other sub-jaxprs. Each use says what public API would replace 
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+import contextlib
 from dataclasses import dataclass
 import functools
 import itertools
@@ -143,7 +144,7 @@ def _template_eqn(shape: tuple[int, ...], dtype, sharding: jax.sharding.Sharding
 
 
 def constraint_eqn(var: Var, sharding: jax.sharding.Sharding, beside: JaxprEqn | None) -> JaxprEqn:
-    """A `sharding_constraint` equation on `var` with a fresh result, as if written where `beside` was (None: nowhere)."""
+    """A `sharding_constraint` equation on `var` with a fresh result, as if written where `beside` was, if anywhere."""
     template = _template_eqn(tuple(var.aval.shape), var.aval.dtype, sharding)
     source = source_info_util.new_source_info() if beside is None else beside.source_info
     return template.replace(invars=[var], outvars=[new_var(var.aval)], source_info=source)
@@ -162,6 +163,70 @@ def clamped_eqn(index: Var, most: int) -> JaxprEqn:
         jax.ShapeDtypeStruct((), index.aval.dtype)).eqns[0]
     operands = [v if isinstance(v, Literal) else index for v in template.invars]
     return template.replace(invars=operands, outvars=[new_var(index.aval)])
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Layouts that programs ask for
+
+Spec = tuple[tuple[str, ...] | None, ...]
+
+
+def wanted_specs(eqn: JaxprEqn) -> tuple[tuple[Spec | None, ...], tuple[Spec | None, ...]] | None:
+    """The layouts in which a `sharding_constraint` or a `shard_map` wants its operands (those that are no literals) and
+    gives its results: per dim the axes that split it, None where they are free. None: it asks for nothing."""
+    if eqn.primitive.name == "sharding_constraint" and isinstance(eqn.params["sharding"], jax.sharding.NamedSharding):
+        free = eqn.params.get("unconstrained_dims", frozenset())
+        return (None,), (_spec(eqn.params["sharding"].spec, eqn.outvars[0].aval.ndim, free),)
+    if eqn.primitive.name == "shard_map":
+        known = [(v, spec) for v, spec in zip(eqn.invars, eqn.params["in_specs"]) if not isinstance(v, Literal)]
+        return (tuple(_spec(spec, v.aval.ndim) for v, spec in known),
+                tuple(_spec(spec, v.aval.ndim) for v, spec in zip(eqn.outvars, eqn.params["out_specs"])))
+    return None
+
+
+def _spec(spec: jax.sharding.PartitionSpec, rank: int, free: Collection[int] = ()) -> Spec:
+    entries = [*spec, *[None] * (rank - len(spec))]
+    return tuple(None if d in free or e is jax.sharding.PartitionSpec.UNCONSTRAINED else
+                 () if e is None else (e,) if isinstance(e, str) else tuple(e) for d, e in enumerate(entries))
+
+
+def meshes_of(jaxpr: Jaxpr) -> Iterator[tuple[dict[str, int], JaxprEqn]]:
+    """(sizes of its axes, where) of every mesh that a program names."""
+    for eqn in jaxpr.eqns:
+        if wanted_specs(eqn) is not None:
+            mesh = eqn.params["mesh"] if eqn.primitive.name == "shard_map" else eqn.params["sharding"].mesh
+            yield dict(mesh.shape), eqn
+        for sub in subjaxprs(eqn) if eqn.primitive.name != "shard_map" else ():
+            yield from meshes_of(sub.jaxpr)
+
+
+def with_abstract_meshes(jaxpr: Jaxpr) -> Jaxpr:
+    """The program with meshes of no particular devices."""
+    def changed(eqn: JaxprEqn) -> JaxprEqn:
+        if eqn.primitive.name == "shard_map":
+            return eqn.replace(params=eqn.params | {"mesh": _abstract(eqn.params["mesh"])})
+        if wanted_specs(eqn) is not None:
+            old = eqn.params["sharding"]
+            sharding = jax.sharding.NamedSharding(_abstract(old.mesh), old.spec, memory_kind=old.memory_kind)
+            return eqn.replace(params=eqn.params | {"sharding": sharding})
+        subs = subjaxprs(eqn)
+        return with_subjaxprs(eqn, [with_abstract_meshes(sub.jaxpr) for sub in subs]) if subs else eqn
+
+    return jaxpr.replace(eqns=[changed(eqn) for eqn in jaxpr.eqns])
+
+
+def _abstract(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> jax.sharding.AbstractMesh:
+    return getattr(mesh, "abstract_mesh", mesh)
+
+
+def automatic_mesh() -> contextlib.AbstractContextManager:
+    """A context in which the axes of a mesh set by `jax.set_mesh` are automatic, whatever they are outside."""
+    mesh = jax.sharding.get_abstract_mesh()
+    automatic = (jax.sharding.AxisType.Auto,) * len(mesh.axis_names)
+    if mesh.empty or mesh.axis_types == automatic:
+        return contextlib.nullcontext()
+    same = jax.sharding.AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=automatic)
+    return jax.sharding.use_abstract_mesh(same)
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def check_cluster(cluster: Any) -> None:
 
 
 def resolve(cluster: ClusterLike, *, profiles: bool = True) -> Target:
-    """The target that a user's `cluster=` means; None is all of `jax.devices()`.
+    """The target that a user's `cluster=` means; None is the mesh set by `jax.set_mesh`, or all of `jax.devices()`.
 
     What `autoplan profile` has measured on just this cluster takes the place of data sheets, unless `profiles` is
     false or the user gives a `Cluster`, which is taken as it is.
@@ -60,6 +60,8 @@ def resolve(cluster: ClusterLike, *, profiles: bool = True) -> Target:
     Raises:
       ClusterError: it is no cluster, or nothing is known of the devices' kind.
     """
+    if cluster is None and isinstance(mesh := jax.sharding.get_mesh(), Mesh) and mesh.axis_names:
+        cluster = mesh
     if isinstance(cluster, Cluster):
         return Target(cluster)
     if isinstance(cluster, str):

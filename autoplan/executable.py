@@ -14,6 +14,7 @@ import jax
 from jax.extend import core as jex_core
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
+from . import compat
 from .emit import emit
 from .errors import DeviceError, check_divisible
 from .plan import Plan
@@ -40,6 +41,7 @@ class Executable:
         jitted: Any,
         compiled: Any,
         in_shardings: Sequence[NamedSharding],
+        labels: Sequence[NamedSharding] = (),
     ) -> None:
         self.trace, self.plan, self.mesh, self.jitted, self.compiled = trace, plan, mesh, jitted, compiled
         self.in_shardings = tuple(in_shardings)
@@ -59,6 +61,7 @@ class Executable:
         # What passes through is put in place once and for all; other leaves join when they come misplaced.
         self._placed = {i for i in trace.kept if i is not None}
         self._keeps = bool(self._placed)
+        self._labels = list(labels)
 
     def types_of(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:
         """`leaf_types` of leaves, state counted as strongly typed."""
@@ -82,6 +85,14 @@ class Executable:
             outputs = self.compiled(*leaves, *self.consts)
         except (TypeError, ValueError) as error:
             outputs = self._run_unusual(leaves, error)
+        except Exception as error:
+            if type(error).__name__ == "InternalFloatingPointError":  # `jax.debug_nans`; JAX's class is private
+                raise FloatingPointError(
+                    f"the step {self.trace.name} made a NaN or an infinity; run it under jax.disable_jit() to see where"
+                ) from error
+            raise
+        if self._labels:
+            outputs = jax.device_put(outputs, self._labels)
         return self._with_kept(outputs, leaves) if self._keeps else outputs
 
     def _run_unusual(self, leaves: list[Any], error: Exception) -> Sequence[Any]:
@@ -115,8 +126,11 @@ class Executable:
         return [next(remaining) if i is None else leaves[i] for i in self.trace.kept]
 
 
-def build(trace: Trace, plan: Plan, mesh: Mesh) -> Executable:
-    """Compiles a traced step for its plan.
+def build(trace: Trace, plan: Plan, mesh: Mesh, given: Mesh | None = None) -> Executable:
+    """Compiles a traced step for its plan, on a mesh of automatic axes.
+
+    Args:
+      given: the mesh that the user gave. If its axes are explicit, results say so, without being moved.
 
     Raises:
       ShardingError: the plan splits a leaf of the arguments or results unevenly.
@@ -134,9 +148,13 @@ def build(trace: Trace, plan: Plan, mesh: Mesh) -> Executable:
         check_divisible(
             leaf.path, leaf.shape, leaf.dtype, tuple(leaf.partition_spec), sizes, source=trace.source
         )
-    jitted, avals = jit_step(trace, plan, mesh)
+    with compat.automatic_mesh():
+        jitted, avals = jit_step(trace, plan, mesh)
+        compiled = jitted.lower(*avals).compile()
     in_shardings = tuple(NamedSharding(mesh, spec) for spec in plan.in_shardings)
-    return Executable(trace, plan, mesh, jitted, jitted.lower(*avals).compile(), in_shardings)
+    explicit = given is not None and given.axis_types != mesh.axis_types
+    labels = [NamedSharding(given, spec) for spec in plan.out_shardings] if explicit else ()
+    return Executable(trace, plan, mesh, jitted, compiled, in_shardings, labels)
 
 
 def jit_step(

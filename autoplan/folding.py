@@ -90,7 +90,10 @@ def _arcs(graph: Graph, trace: Trace, view_of) -> list[Arc]:
         source, result = value.producer, value.result
         if view_of[value.index] >= 0:
             node = graph.nodes[value.producer]
-            arcs.append(Arc(source, view_of[value.index], value.index, result, TO_VIEW, -1, node.weight))
+            weight = node.weight
+            if node.kind == "carry":  # laid out again in every round
+                weight = max(weight, *(graph.uses[number].weight for number in graph.uses_of[value.index]))
+            arcs.append(Arc(source, view_of[value.index], value.index, result, TO_VIEW, -1, weight))
             source, result = view_of[value.index], TO_VIEW
         for number in graph.uses_of[value.index]:
             use = graph.uses[number]

@@ -23,6 +23,7 @@ from . import compat
 from .rules import Rule, flops_of, identity, rules_of, scan_slice, scan_stack
 from .schedule import updates_first
 from .trace import Trace
+from .units import format_bytes
 
 # Calls whose single sub-jaxpr takes the equation's operands and gives its results, one to one.
 TRANSPARENT = {"jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call",
@@ -44,6 +45,14 @@ class Address(NamedTuple):
     where: str
     site: tuple[int, ...]
     index: int
+
+
+class Wanted(NamedTuple):
+    """Layouts that the program itself asks for: per operand and result None, or per dim the axes that split it, major
+    first (None: left to the planner)."""
+
+    operands: tuple[compat.Spec | None, ...]
+    results: tuple[compat.Spec | None, ...]
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,7 @@ class Node:
     flops: float
     dtype: str
     region: tuple[int, ...]  # the loop bodies and branches it stands in, outermost first
+    wanted: Wanted | None = None
 
 
 @dataclass(frozen=True)
@@ -418,7 +428,8 @@ def _output(builder: _Builder, trace: Trace, value: int | None, k: int) -> int:
     if value is None:
         return -1
     aval = builder.values[value]
-    node = builder.node("output", rule=identity(aval.shape, 1, 0), key=(aval.shape, aval.dtype),
+    pin = str(trace.outputs[k].spec)
+    node = builder.node("output", rule=identity(aval.shape, 1, 0), key=(aval.shape, aval.dtype, pin),
                         name=trace.outputs[k].path, dtype=aval.dtype)
     return builder.use(node, value, Address("output", (), k), 1.0)
 
@@ -440,26 +451,32 @@ def _freeze(builder: _Builder, inputs, outputs) -> Graph:
         rules[i] = rule
     flops = [0.0 if eqn is None else flops_of(eqn, rule) for eqn, rule in zip(eqns, rules)]
     nodes = tuple(Node(i, d.kind, r, d.key, d.weight, d.position, tuple(d.operands), tuple(d.results), d.name,
-                       d.source, flops[r], d.dtype, d.region)
+                       d.source, flops[r], d.dtype, d.region, _wanted(d))
                   for i, (d, r) in enumerate(zip(builder.drafts, rule_of_draft)))
     uses_of: list[list[int]] = [[] for _ in builder.values]
     for i, use in enumerate(builder.uses):
         uses_of[use.value].append(i)
-    notes = list(builder.notes) + _unknown_notes(nodes, rules, builder.values)
+    notes = list(builder.notes) + _unknown_notes(nodes, rules, builder.values, builder.uses)
     return Graph(nodes, tuple(builder.values), tuple(builder.uses), tuple(rules), tuple(map(tuple, uses_of)),
                  tuple(inputs), tuple(outputs), builder.position + 1, tuple(builder.region_ends), tuple(notes),
                  frozenset(builder.barred))
 
 
-def _unknown_notes(nodes, rules, values) -> list[str]:
+def _wanted(draft: _Draft) -> Wanted | None:
+    return None if draft.eqn is None or (found := compat.wanted_specs(draft.eqn)) is None else Wanted(*found)
+
+
+def _unknown_notes(nodes, rules, values, uses) -> list[str]:
     """What is kept whole for want of a partitioning rule, largest first."""
     seen: dict[tuple[str, str], float] = {}
     for node in nodes:
         unknown = rules[node.rule].unknown
         if unknown and node.kind == "op":
-            size = sum(math.prod(values[v].shape) * values[v].itemsize for v in node.results)
+            touched = (*node.results, *(uses[u].value for u in node.operands))
+            size = max((math.prod(values[v].shape) * values[v].itemsize for v in touched), default=0.0)
             key = (f"{node.name} ({unknown})" if unknown != node.name else node.name, node.source)
-            seen[key] = seen.get(key, 0.0) + size
-    return [f"kept whole on every device, no partitioning rule for {name}: {size:.3g} bytes at {source or '?'}"
+            seen[key] = max(seen.get(key, 0.0), size)
+    return [f"kept whole on every device, no partitioning rule for {name}: arrays of up to {format_bytes(size)} at "
+            f"{source or '?'}"
             for (name, source), size in sorted(seen.items(), key=lambda item: -item[1])]
 

@@ -9,7 +9,7 @@ XLA:TPU (libtpu 0.0.40 and newer, seen on v4, v5e, v5p and v6e slices of 4 to 25
 - A reduce-scatter over all chips of a slice is an all-reduce, of which each keeps its part, where the slice is a
   cuboid or a square of 4 x 4 and more; over part of a slice, over 2 x 4 or 4 x 8, and the like, it is one.
 - The sum that a contraction leaves pending is passed around in a ring while its blocks are computed (a *windowed
-  einsum*), if computing takes longer than sending would: FLOPs per byte of the result of at least `RING_INTENSITY`, over
+  einsum*), if computing takes longer than sending would: `RING_INTENSITY` FLOPs or more per byte of the result, over
   at most `RING_DEVICES` devices, more than two, and not 2 x 2. A ring passes n + 1 blocks of n, both ways around. Batch
   dims prevent it, and axes that split nothing of the contraction, or dims of the operand to whose dim the sum goes.
 - Gathers of what does not depend on the contractions so far start early, and are waited for `EXPOSED` of their time in

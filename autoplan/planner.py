@@ -13,17 +13,16 @@ from dataclasses import dataclass, field, replace
 import math
 import time
 
-import jax
 import numpy as np
 
-from . import layouts
 from .assemble import Scored, collectives, constraints, input_leaves, output_leaves
 from .classics import Roles, batched_inputs, named_parts, restrict, roles_of
 from .cost_models import Cluster
-from .errors import DeviceError, MemoryLimitError, PinError, check_divisible
+from .errors import DeviceError, MemoryLimitError, check_divisible
 from .folding import Folded, fold
 from .graph import build_graph
 from .memory import MemoryModel, memory_model
+from .pins import pinned_leaves, pins_possible, undivided, wanted_strategies
 from .plan import Candidate, LeafLayout, MeshShape, Plan
 from .problem import ClassProblem, build_problem, leaning_to_links
 from .reshard import Machine
@@ -129,7 +128,7 @@ def make_plan(trace: Trace, cluster: Cluster, *, memory_bytes: float | None = No
     outcomes: list[Outcome] = []
     for shape in _shapes(cluster, mesh_shape, layout):
         names = axis_names or AXIS_NAMES[:len(shape)]
-        if _pins_possible(trace, names, fixed=mesh_shape is not None):
+        if pins_possible(trace, names, fixed=mesh_shape is not None):
             outcomes += _solve_shape(setting, shape, names, layout, outcomes, mesh_shape is not None)
     best = min(outcomes, key=lambda o: o.cost_s * (1 + WORTHWHILE) ** len(o.shape), default=None)
     if best is None or math.isinf(best.cost_s):
@@ -151,8 +150,9 @@ def _solve_shape(setting: Setting, shape, names, layout: str, before: Sequence[O
                  ) -> list[Outcome]:
     """Candidates of one mesh shape: the classic layouts, then the search if it may still win."""
     machine = Machine(setting.cluster.device, setting.cluster.mesh(shape))
-    allowed = _pinned(setting, machine, names)
-    shell = build_problem(setting.folded, machine, allowed)
+    graph = setting.folded.graph
+    shell = build_problem(setting.folded, machine, pinned_leaves(setting.trace, graph, machine, names),
+                          wanted_strategies(graph, machine, names))
     memory = memory_model(shell, setting.trace)
     setting.phases.end("problem")
     named = named_parts(len(shape))
@@ -270,47 +270,6 @@ def _solve(setting: Setting, shell: ClassProblem, memory: MemoryModel, name: str
 
 
 # ---------------------------------------------------------------------------------------------------------
-# Pins
-
-
-def _pins_possible(trace: Trace, names: Sequence[str], fixed: bool) -> bool:
-    """Whether a mesh with these axes has all that the pins name; a fixed mesh must, others are passed over."""
-    used = {axis for leaf in trace.inputs if leaf.spec is not None for entry in leaf.spec
-            for axis in ((entry,) if isinstance(entry, str) else entry if isinstance(entry, tuple) else ())}
-    return fixed or used <= set(names)
-
-
-def _pinned(setting: Setting, machine: Machine, names: Sequence[str]) -> dict:
-    """By input node, which layouts its pin allows."""
-    allowed = {}
-    for leaf, node in zip(setting.trace.inputs, setting.folded.graph.inputs):
-        if leaf.spec is not None:
-            check_divisible(leaf.path, leaf.shape, leaf.dtype, leaf.spec, dict(zip(names, machine.shape)), PinError,
-                            setting.trace.source)
-            allowed[node] = _matcher(leaf, tuple(names))
-    return allowed
-
-
-def _matcher(leaf, names: tuple[str, ...]):
-    free = [d for d, entry in enumerate(leaf.spec) if entry is jax.sharding.PartitionSpec.UNCONSTRAINED]
-    fixed = layouts.from_spec([None if d in free else entry for d, entry in enumerate(leaf.spec)], names)
-    for entry in leaf.spec:
-        order = [names.index(a) for a in entry] if isinstance(entry, tuple) else []
-        if order != sorted(order):
-            raise PinError("axes that split one dim together must be in the mesh's order", path=leaf.path,
-                           shape=leaf.shape, dtype=leaf.dtype, got=str(entry),
-                           action=f"Write them as {tuple(names[i] for i in sorted(order))}")
-
-    def match(codes: np.ndarray) -> np.ndarray:
-        good = np.ones(len(codes), bool)
-        for axis, code in enumerate(fixed):
-            good &= (codes[:, axis] == code) | ((code < 0) & np.isin(codes[:, axis], free))
-        return good
-
-    return match
-
-
-# ---------------------------------------------------------------------------------------------------------
 # The plan
 
 
@@ -336,7 +295,8 @@ def _plan(setting: Setting, best: Outcome, outcomes: Sequence[Outcome], layout: 
         communication_time_s=communication_s, peak_memory_bytes=scored.peak_memory_bytes,
         memory_limit_bytes=setting.limit_bytes, inputs=inputs, outputs=outputs, state_pairs=trace.state_pairs,
         collectives=moved, candidates=candidates, constraints=placed, cost_sources=setting.cluster.describe_sources(),
-        notes=(*setting.folded.graph.notes, *_whole_batch_notes(setting, inputs)))
+        notes=(*setting.folded.graph.notes, *_whole_batch_notes(setting, inputs),
+               *dict.fromkeys(undivided(setting.folded.graph, dict(zip(names, best.shape))))))
 
 
 def _candidate(outcome: Outcome) -> Candidate:

@@ -100,12 +100,13 @@ class ClassProblem:
         return collectives_between(self.full_bytes(arc.value), given, wanted, self.machine, hidden=hidden, ring=ring)
 
 
-def build_problem(folded: Folded, machine: Machine, allowed: dict[int, Callable[[np.ndarray], np.ndarray]]
-                  ) -> ClassProblem:
-    """The problem of `folded` on `machine`. `allowed[node]` tells which layouts `[n, axes]` a pinned input may take."""
+def build_problem(folded: Folded, machine: Machine, allowed: dict[int, Callable[[np.ndarray], np.ndarray]],
+                  wanted: dict[int, Strategies] | None = None) -> ClassProblem:
+    """The problem of `folded` on `machine`. `allowed[node]` tells which layouts `[n, axes]` a pinned input or output
+    may take, `wanted[node]` gives the strategies of what the program itself lays out."""
     graph = folded.graph
     fusions = fusions_of(graph, machine.device.platform)
-    strategies = _strategies(folded, machine, allowed)
+    strategies = _strategies(folded, machine, allowed, wanted or {})
     beside = beside_contractions(graph, folded.arcs)
     groups = _arcs_by_kind(folded, beside)
     kinds = {kind: (folded.arcs[arcs[0]], sum(folded.arcs[a].weight for a in arcs)) for kind, arcs in groups.items()}
@@ -171,7 +172,7 @@ def _full_bytes(folded: Folded, value: int) -> float:
     return math.prod(v.shape) * v.itemsize
 
 
-def _strategies(folded: Folded, machine: Machine, allowed) -> tuple[Strategies, ...]:
+def _strategies(folded: Folded, machine: Machine, allowed, wanted) -> tuple[Strategies, ...]:
     """Strategies by class: of nodes from their rules, then of views from what their neighbours give and want."""
     graph, rules, axis_sizes = folded.graph, folded.graph.rules, machine.shape
     carry = lowering.carries(machine.device.platform)
@@ -182,6 +183,9 @@ def _strategies(folded: Folded, machine: Machine, allowed) -> tuple[Strategies, 
             continue
         node = graph.nodes[members[0]]
         rule = rules[node.rule]
+        if node.index in wanted:
+            out[c] = wanted[node.index]
+            continue
         if node.kind in ("input", "const", "output"):
             shape = graph.values[node.results[0]].shape if node.results else \
                 graph.values[graph.uses[node.operands[0]].value].shape

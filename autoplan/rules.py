@@ -75,7 +75,7 @@ def replicated(operands: Sequence[Sequence[int]], results: Sequence[Sequence[int
 
 def rules_of(eqns: Sequence[compat.JaxprEqn]) -> list[Rule]:
     """The rule of each equation; operands are the non-literal ones, in order."""
-    lowerable = [i for i, eqn in enumerate(eqns) if not eqn.effects]
+    lowerable = [i for i, eqn in enumerate(eqns) if not eqn.effects and eqn.primitive.name != "shard_map"]
     requests = [(compat.eqn_function(eqns[i]), [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype)
                                                 for v in operands_of(eqns[i])]) for i in lowerable]
     lowered = dict(zip(lowerable, compat.lower_with_rules(requests)))
@@ -90,7 +90,8 @@ def _rule_of(eqn: compat.JaxprEqn, lowered: compat.LoweredFunction | None) -> Ru
     operands = [v.aval.shape for v in operands_of(eqn)]
     results = [getattr(v.aval, "shape", ()) for v in eqn.outvars]
     if lowered is None:
-        return replicated(operands, results, eqn.primitive.name)
+        known = compat.wanted_specs(eqn) is not None
+        return replicated(operands, results, "" if known else eqn.primitive.name)
     rule = compose(lowered, [len(s) for s in operands], [len(s) for s in results])
     if eqn.primitive.name == "conv_general_dilated":
         return _computed_right(eqn, rule)

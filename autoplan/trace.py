@@ -8,7 +8,7 @@ inputs (see `constants`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 import functools
 import inspect
 from typing import Any
@@ -18,8 +18,8 @@ from jax import tree_util
 from jax.extend import core as jex_core
 from jax.sharding import NamedSharding, PartitionSpec
 
-from . import constants, nnx, state
-from .errors import PinError, PlanError
+from . import compat, constants, nnx, state
+from .errors import PinError
 from .fingerprint import fingerprint as _fingerprint
 from .signature import Names, Numbers, Signature, signature_of
 from .updates import update_finder
@@ -59,6 +59,8 @@ class Trace:
       kept: per leaf of `out_tree` the input that it is (an array of an NNX object that the step left
         alone and does not own by donation, and which is therefore no output), or None.
       has_objects: whether there are NNX objects among the arguments or in the result.
+      mesh_axes: (name, size) of the axes of the mesh that constraints and `shard_map`s in the program name; () if
+        none does.
     """
 
     jaxpr: jex_core.ClosedJaxpr
@@ -73,6 +75,7 @@ class Trace:
     consts: tuple[Any, ...] = field(default=(), repr=False)
     kept: tuple[int | None, ...] = field(default=(), repr=False)
     has_objects: bool = False
+    mesh_axes: tuple[tuple[str, int], ...] = ()
 
 
 def trace_step(
@@ -84,49 +87,46 @@ def trace_step(
     donate_argnums: Numbers = None,
     donate_argnames: Names = None,
     pins: Any = None,
+    out_pins: Any = None,
 ) -> Trace:
     """Traces `fun(*args, **kwargs)`.
 
     Args:
       static_argnums, static_argnames, donate_argnums, donate_argnames: as for `jax.jit`.
-      pins: layouts that the user asks for, as `in_shardings` of `jax.jit`: a pytree prefix of the positional
-        arguments of `PartitionSpec`s, `NamedSharding`s and None.
+      pins, out_pins: layouts that the user asks for, as `in_shardings` and `out_shardings` of `jax.jit`: pytree
+        prefixes of the positional arguments and of the result, of `PartitionSpec`s, `NamedSharding`s and None.
 
     Raises:
       StateError: the state comes back in another form.
-      PinError: the pins do not match the arguments.
+      PinError: the pins do not match the arguments or the result, or the program names several meshes.
     """
     signature = signature_of(fun, static_argnums, static_argnames, donate_argnums, donate_argnames)
-    return trace_signature(signature, tuple(args), dict(kwargs or {}), pins)
+    return trace_signature(signature, tuple(args), dict(kwargs or {}), pins, out_pins)
 
 
 def trace_signature(
-    signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], pins: Any = None
+    signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], pins: Any = None, out_pins: Any = None
 ) -> Trace:
-    """`trace_step` for a signature that is known."""
-    _check_context_mesh()
+    """`trace_step` for a signature that is known. Under `jax.set_mesh`, the mesh's axes count as automatic."""
+    with compat.automatic_mesh():
+        return _trace_automatic(signature, args, kwargs, pins, out_pins)
+
+
+def _trace_automatic(
+    signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], pins: Any, out_pins: Any
+) -> Trace:
     objects = nnx.has_objects(signature.dynamic(args, kwargs))
     traced = _trace(signature, args, kwargs, objects)
     strong = _strengthened(traced)
     if strong is not None:
         traced = _trace(signature, args, kwargs, objects, strong)
-    return _build(signature, traced, len(args), signature.dynamic(args, kwargs), pins)
-
-
-def _check_context_mesh() -> None:
-    """Refuses to trace where `jax.set_mesh` gives arrays explicit layouts, which are not the planner's to choose."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if any(kind is not jax.sharding.AxisType.Auto for kind in mesh.axis_types):
-        raise PlanError(
-            "a step is planned where layouts are automatic",
-            got=f"the context mesh {mesh}, with explicit or manual axes",
-            action="Call the step outside `jax.set_mesh`, and pass the mesh as `cluster=`",
-        )
+    return _build(signature, traced, len(args), signature.dynamic(args, kwargs), pins, out_pins)
 
 
 @dataclass
 class _Traced:
-    """What tracing found. `in_keys` and `out_keys` are the leaves' paths; the rest is as in `Trace`."""
+    """What tracing found. `in_keys` and `out_keys` are the leaves' paths, `objects_given` whether there are NNX objects
+    among the arguments; the rest is as in `Trace`."""
 
     stage: Any = None
     in_keys: list[nnx.Keys] = field(default_factory=list)
@@ -135,6 +135,7 @@ class _Traced:
     out_tree: Any = None
     kept: tuple[int | None, ...] = ()
     num_object_leaves: int = 0
+    objects_given: bool = False
     has_objects: bool = False
     pairs: tuple[tuple[int, int], ...] = ()
 
@@ -206,7 +207,7 @@ def _split_result(
     signature: Signature, num_args: int, found: _Traced, args: Any, kwargs: Any, result: Any, objects: bool
 ) -> list[Any]:
     """The leaves of the result, those of changed NNX objects first; notes their tree and paths in `found`."""
-    found.has_objects = objects or nnx.has_objects(result)
+    found.has_objects, found.objects_given = objects or nnx.has_objects(result), objects
     if not objects:
         result, keys = nnx.split_with_keys(result, tagged=False)
         found.out_keys = [("result", *key) for key in keys]
@@ -273,9 +274,16 @@ def _strengthened(found: _Traced) -> dict[int, jax.ShapeDtypeStruct] | None:
     return {i: jax.ShapeDtypeStruct(before[i].shape, before[i].dtype) for i in weak} or None
 
 
-def _build(signature: Signature, found: _Traced, num_args: int, dynamic: Any, pins: Any) -> Trace:
+def _build(
+    signature: Signature, found: _Traced, num_args: int, dynamic: Any, pins: Any, out_pins: Any
+) -> Trace:
     closed = found.stage.jaxpr
     jaxpr, consts = constants.hoist(closed)
+    source = _source(signature.fun)
+    mesh_axes = _mesh_axes(jaxpr)
+    if mesh_axes:
+        jaxpr = compat.close(compat.with_abstract_meshes(compat.open_jaxpr(jaxpr)), compat.consts_of(jaxpr))
+    out_specs = _pinned_results(out_pins, found, source)
     specs = _pinned_specs(pins, dynamic, found, signature.dynamic_names(num_args))
     donated = [info.donated for info in jax.tree.leaves(found.stage.args_info)]
     paths = [*("".join(keys) for keys in found.in_keys), *(f"closure[{i}]" for i in range(len(consts)))]
@@ -292,24 +300,47 @@ def _build(signature: Signature, found: _Traced, num_args: int, dynamic: Any, pi
             )
         )
     outputs = [
-        Leaf("".join(keys), tuple(aval.shape), aval.dtype)
-        for keys, aval in zip(found.returned_keys, jaxpr.out_avals, strict=True)
+        Leaf("".join(keys), tuple(aval.shape), aval.dtype, spec=spec)
+        for keys, aval, spec in zip(found.returned_keys, jaxpr.out_avals, out_specs, strict=True)
     ]
+    pairs = []
+    for i, j in found.pairs:
+        before, after = inputs[i].spec, outputs[j].spec
+        if None in (before, after):  # a new state comes where the old one was
+            inputs[i] = replace(inputs[i], spec=before if after is None else after)
+        if before == after or None in (before, after):
+            pairs.append((i, j))
     leaves = [f"{leaf.path} {leaf.donated} {_spec_text(leaf.spec)}" for leaf in (*inputs, *outputs)]
     return Trace(
         jaxpr,
         tuple(inputs),
         tuple(outputs),
-        found.pairs,
+        tuple(pairs),
         found.in_tree,
         found.out_tree,
         signature.name,
-        _fingerprint(jaxpr, [*leaves, str(found.pairs)]),
-        _source(signature.fun),
+        _fingerprint(jaxpr, [*leaves, str(tuple(pairs))]),
+        source,
         consts,
         found.kept,
         found.has_objects,
+        mesh_axes,
     )
+
+
+def _mesh_axes(jaxpr: jex_core.ClosedJaxpr) -> tuple[tuple[str, int], ...]:
+    """(name, size) of the axes of the one mesh that a program names."""
+    found: dict[tuple[tuple[str, int], ...], str] = {}
+    for axes, eqn in compat.meshes_of(compat.open_jaxpr(jaxpr)):
+        found.setdefault(tuple(axes.items()), compat.source_line(eqn))
+    if len(found) > 1:
+        (first, one), (second, other), *_ = found.items()
+        raise PinError(
+            "the constraints and `shard_map`s of a step name one mesh",
+            got=f"{dict(first)} at {one} and {dict(second)} at {other}",
+            action="Use one mesh for all, and pass it as `cluster=`",
+        )
+    return next(iter(found), ())
 
 
 def _spec_text(spec: PartitionSpec | None) -> str:
@@ -332,24 +363,47 @@ def _pinned_specs(
     if pins is None:
         return [None] * len(found.in_keys)
     args, kwargs = jax.tree.unflatten(found.in_tree, range(len(found.in_keys)))
-
-    def is_pin(x: Any) -> bool:
-        return x is None or isinstance(x, (PartitionSpec, jax.sharding.Sharding))
-
-    # None pins nothing, but None among the arguments is no leaf: they must not be taken for each other.
-    given = jax.tree.map(lambda pin: _FREE if pin is None else pin, pins, is_leaf=is_pin)
     try:
-        broadcast = jax.tree.broadcast(given, args, is_leaf=is_pin)
+        flat = _broadcast_pins(pins, args)
     except ValueError as error:
         raise PinError(
             "in_shardings must be a pytree prefix of the tuple of positional arguments that are not static",
             got=str(error),
             action=f"Give one layout, or one per argument: ({', '.join(names)}). Arguments passed by name take none",
         ) from error
-    flat = jax.tree.leaves(broadcast, is_leaf=lambda x: x is not None and is_pin(x))
     positional = found.in_keys[: len(jax.tree.leaves(args))]
     specs = [_pinned_spec(pin, "".join(keys)) for pin, keys in zip(flat, positional, strict=True)]
     return specs + [None] * len(jax.tree.leaves(kwargs))
+
+
+def _pinned_results(pins: Any, found: _Traced, source: str) -> list[PartitionSpec | None]:
+    """A pinned spec or None per output of the program."""
+    specs: list[PartitionSpec | None] = [None] * len(found.out_keys)
+    if pins is not None:
+        tree = jax.tree.unflatten(found.out_tree, range(len(found.out_keys)))
+        result = tree[2] if found.objects_given else tree
+        try:
+            flat = _broadcast_pins(pins, result)
+        except ValueError as error:
+            raise PinError(
+                "out_shardings must be a pytree prefix of the step's result", got=str(error), source=source,
+                action="Give one layout, or one per part of the result",
+            ) from error  # fmt: skip
+        for i, pin in zip(jax.tree.leaves(result), flat, strict=True):
+            specs[i] = _pinned_spec(pin, "".join(found.out_keys[i]))
+    return [spec for spec, kept in zip(specs, found.kept, strict=True) if kept is None]
+
+
+def _is_pin(x: Any) -> bool:
+    return x is None or isinstance(x, (PartitionSpec, jax.sharding.Sharding))
+
+
+def _broadcast_pins(pins: Any, tree: Any) -> list[Any]:
+    """A pin per leaf of `tree`, `_FREE` where nothing is asked for; ValueError if `pins` is no prefix of it."""
+    # None pins nothing, but None in the tree is no leaf: they must not be taken for each other.
+    given = jax.tree.map(lambda pin: _FREE if pin is None else pin, pins, is_leaf=_is_pin)
+    broadcast = jax.tree.broadcast(given, tree, is_leaf=_is_pin)
+    return jax.tree.leaves(broadcast, is_leaf=lambda x: x is not None and _is_pin(x))
 
 
 def _pinned_spec(pin: Any, path: str) -> PartitionSpec | None:

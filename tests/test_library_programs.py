@@ -10,11 +10,11 @@ import warnings
 from flax import nnx
 import jax
 import jax.numpy as jnp
+import library_programs
 import numpy as np
 import pytest
 
 import autoplan
-import library_programs
 
 STEPS = 3
 
@@ -28,9 +28,15 @@ def _cheap_compilation():
 
 
 def _arrays(tree: Any) -> dict[str, np.ndarray]:
-    if any(isinstance(x, nnx.Module | nnx.Optimizer) for x in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, nnx.Module))):
-        tree = jax.tree.map(lambda x: nnx.to_pure_dict(nnx.state(x)) if isinstance(x, nnx.Module) else x, tree,
-                            is_leaf=lambda x: isinstance(x, nnx.Module))
+    if any(
+        isinstance(x, nnx.Module | nnx.Optimizer)
+        for x in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, nnx.Module))
+    ):
+        tree = jax.tree.map(
+            lambda x: nnx.to_pure_dict(nnx.state(x)) if isinstance(x, nnx.Module) else x,
+            tree,
+            is_leaf=lambda x: isinstance(x, nnx.Module),
+        )
     found = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.prng_key):
@@ -88,8 +94,11 @@ def test_same_as_plain(name: str, count: int) -> None:
     case, expected = library_programs.load(name), plain(name)
     donate = (0,) if case.donate and not case.stateless else ()
     step = autoplan.parallelize(case.step, cluster=f"cpu:{count}", donate_argnums=donate)
-    state = jax.tree.map(lambda x: jnp.array(x) if isinstance(x, jax.Array) else x, case.make_state()) \
-        if not case.in_place else case.make_state()
+    state = (
+        jax.tree.map(lambda x: jnp.array(x) if isinstance(x, jax.Array) else x, case.make_state())
+        if not case.in_place
+        else case.make_state()
+    )
     taken = taken_by_jit(case, state) if donate else []
     for i in range(STEPS):
         inputs_before = jax.tree.leaves(state)
@@ -102,8 +111,9 @@ def test_same_as_plain(name: str, count: int) -> None:
             assert got[path].dtype == want.dtype and got[path].shape == want.shape, (i, path)
             if want.dtype.kind in "fc":
                 scale = 1e-3 + np.nanmax(np.abs(want), initial=0, where=np.isfinite(want))
-                np.testing.assert_allclose(got[path], want, rtol=case.tolerance, atol=case.tolerance * scale,
-                                           err_msg=f"step {i}, {path}")
+                np.testing.assert_allclose(
+                    got[path], want, rtol=case.tolerance, atol=case.tolerance * scale, err_msg=f"step {i}, {path}"
+                )
             else:
                 np.testing.assert_array_equal(got[path], want, err_msg=f"step {i}, {path}")
         if i > 0:

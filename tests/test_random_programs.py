@@ -15,11 +15,11 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import random_programs
 
 import autoplan
 from autoplan import planner
 from autoplan.search import Problem, Solution, solve
-import random_programs
 
 # Programs per test, of which there are two. AUTOPLAN_RANDOM_PROGRAMS=20000 for a long run.
 COUNT = int(os.environ.get("AUTOPLAN_RANDOM_PROGRAMS", "250"))
@@ -42,8 +42,14 @@ def _drawn(problem: Problem, seed: int = 0, **kwargs: Any) -> Solution:
     def shuffled(costs: np.ndarray) -> np.ndarray:
         return np.where(np.isfinite(costs), rng.random(costs.shape), np.inf)
 
-    found = solve(dataclasses.replace(problem, node_costs=tuple(map(shuffled, problem.node_costs)),
-                                      edge_costs=tuple(0.1 * shuffled(cost) for cost in problem.edge_costs)), prove=False)
+    found = solve(
+        dataclasses.replace(
+            problem,
+            node_costs=tuple(map(shuffled, problem.node_costs)),
+            edge_costs=tuple(0.1 * shuffled(cost) for cost in problem.edge_costs),
+        ),
+        prove=False,
+    )
     return dataclasses.replace(found, cost=problem.evaluate(found.choice).cost)
 
 
@@ -69,7 +75,9 @@ def _slice_beyond(x, i):
 
 
 def _update_beyond(x, i):
-    return lax.dynamic_update_slice_in_dim(jnp.sin(x), x[:1], i[0], 0), lax.dynamic_update_slice(x, x[:2, :2], (i[1], i[2]))
+    return lax.dynamic_update_slice_in_dim(jnp.sin(x), x[:1], i[0], 0), lax.dynamic_update_slice(
+        x, x[:2, :2], (i[1], i[2])
+    )
 
 
 def _update_one(x, i):
@@ -90,8 +98,14 @@ def test_indices_out_of_bounds_are_clamped_as_they_are_on_one_device(program, me
 
 
 def _settings(count: int) -> hypothesis.settings:
-    return hypothesis.settings(max_examples=count, deadline=None, derandomize="AUTOPLAN_RANDOM_PROGRAMS" not in os.environ,
-                               database=None, suppress_health_check=list(hypothesis.HealthCheck), print_blob=True)
+    return hypothesis.settings(
+        max_examples=count,
+        deadline=None,
+        derandomize="AUTOPLAN_RANDOM_PROGRAMS" not in os.environ,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+        print_blob=True,
+    )
 
 
 @pytest.mark.slow

@@ -11,8 +11,15 @@ import importlib
 from .case import Case
 
 MODULES = {
-    "flax_linen": "flax", "flax_nnx": "flax", "optimizers": "optax", "equinox_steps": "equinox", "haiku_steps": "haiku",
-    "science": "jax", "solvers": "diffrax", "inference": "blackjax", "graphs": "jraph",
+    "flax_linen": "flax",
+    "flax_nnx": "flax",
+    "optimizers": "optax",
+    "equinox_steps": "equinox",
+    "haiku_steps": "haiku",
+    "science": "jax",
+    "solvers": "diffrax",
+    "inference": "blackjax",
+    "graphs": "jraph",
 }
 
 
@@ -21,9 +28,14 @@ def _steps(module: str) -> dict[str, Callable[[], Case]]:
         found = importlib.import_module(f"{__name__}.{module}")
     except ImportError:
         return {}
-    return {f"{module}.{name}": make for name, make in vars(found).items()
-            if callable(make) and getattr(make, "__module__", "") == found.__name__
-            and not name.startswith("_") and not isinstance(make, type)}
+    return {
+        f"{module}.{name}": make
+        for name, make in vars(found).items()
+        if callable(make)
+        and getattr(make, "__module__", "") == found.__name__
+        and not name.startswith("_")
+        and not isinstance(make, type)
+    }
 
 
 CASES: dict[str, Callable[[], Case]] = {name: make for module in MODULES for name, make in _steps(module).items()}

@@ -41,8 +41,16 @@ def mlp():
 def convolutional():
     def model():
         k = jax.random.split(key(0), 2)
-        return eqx.nn.Sequential([eqx.nn.Conv2d(3, 8, 3, key=k[0]), eqx.nn.MaxPool2d(2, 2), eqx.nn.Lambda(jax.nn.relu),
-                                  eqx.nn.Lambda(jnp.ravel), eqx.nn.Dropout(0.2), eqx.nn.Linear(8 * 9, 10, key=k[1])])
+        return eqx.nn.Sequential(
+            [
+                eqx.nn.Conv2d(3, 8, 3, key=k[0]),
+                eqx.nn.MaxPool2d(2, 2),
+                eqx.nn.Lambda(jax.nn.relu),
+                eqx.nn.Lambda(jnp.ravel),
+                eqx.nn.Dropout(0.2),
+                eqx.nn.Linear(8 * 9, 10, key=k[1]),
+            ]
+        )
 
     return _case(model, lambda i: (normal(i, 24, 3, 8, 8), integers(i, 10, 24)), dropout=True)
 
@@ -57,8 +65,10 @@ class _Recurrent(eqx.Module):
 
 
 def recurrent():
-    return _case(lambda: _Recurrent(eqx.nn.GRUCell(8, 24, key=key(0)), eqx.nn.Linear(24, 10, key=key(1))),
-                 lambda i: (normal(i, 24, 6, 8), integers(i, 10, 24)))
+    return _case(
+        lambda: _Recurrent(eqx.nn.GRUCell(8, 24, key=key(0)), eqx.nn.Linear(24, 10, key=key(1))),
+        lambda i: (normal(i, 24, 6, 8), integers(i, 10, 24)),
+    )
 
 
 class _Attention(eqx.Module):
@@ -72,6 +82,9 @@ class _Attention(eqx.Module):
 
 
 def attention():
-    return _case(lambda: _Attention(eqx.nn.MultiheadAttention(4, 24, key=key(0)), eqx.nn.LayerNorm(24),
-                                    eqx.nn.Linear(24, 10, key=key(1))),
-                 lambda i: (normal(i, 24, 6, 24), integers(i, 10, 24)))
+    return _case(
+        lambda: _Attention(
+            eqx.nn.MultiheadAttention(4, 24, key=key(0)), eqx.nn.LayerNorm(24), eqx.nn.Linear(24, 10, key=key(1))
+        ),
+        lambda i: (normal(i, 24, 6, 24), integers(i, 10, 24)),
+    )

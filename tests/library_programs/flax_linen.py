@@ -23,15 +23,17 @@ def _case(model: nn.Module, loss, inputs, *, tx=None, rngs: tuple[str, ...] = ()
 
     def make_state():
         variables = model.init({"params": key(1), **{r: key(2) for r in rngs}}, inputs(0)[0])
-        return _State.create(apply_fn=model.apply, params=variables["params"], tx=tx,
-                             batch_stats=variables.get("batch_stats", {}))
+        return _State.create(
+            apply_fn=model.apply, params=variables["params"], tx=tx, batch_stats=variables.get("batch_stats", {})
+        )
 
     def step(state, x, *targets):
         draws = {r: jax.random.fold_in(key(3), state.step) for r in rngs}
 
         def compute(params):
-            out, new = state.apply_fn({"params": params, "batch_stats": state.batch_stats}, x, rngs=draws,
-                                      mutable=["batch_stats"])
+            out, new = state.apply_fn(
+                {"params": params, "batch_stats": state.batch_stats}, x, rngs=draws, mutable=["batch_stats"]
+            )
             return loss(out, *targets), new
 
         (value, new), grads = jax.value_and_grad(compute, has_aux=True)(state.params)
@@ -64,8 +66,9 @@ def autoencoder_transposed_convolutions():
             h = nn.gelu(nn.Conv(16, (3, 3), strides=2)(x))
             return nn.ConvTranspose(3, (3, 3), strides=(2, 2))(h)
 
-    return _case(Net(), lambda out, y: ((out - y) ** 2).mean(),
-                 lambda i: (normal(i, 24, 8, 8, 3), normal(i + 9, 24, 8, 8, 3)))
+    return _case(
+        Net(), lambda out, y: ((out - y) ** 2).mean(), lambda i: (normal(i, 24, 8, 8, 3), normal(i + 9, 24, 8, 8, 3))
+    )
 
 
 def depthwise_separable():
@@ -96,8 +99,11 @@ def bidirectional_gru():
         def __call__(self, x):
             return nn.Dense(5)(nn.Bidirectional(nn.RNN(nn.GRUCell(12)), nn.RNN(nn.GRUCell(12)))(x))
 
-    return _case(Net(), lambda out, y: optax.ctc_loss(out, jnp.zeros(out.shape[:2]), y, jnp.zeros(y.shape)).mean(),
-                 lambda i: (normal(i, 24, 10, 8), 1 + integers(i, 4, 24, 3)))
+    return _case(
+        Net(),
+        lambda out, y: optax.ctc_loss(out, jnp.zeros(out.shape[:2]), y, jnp.zeros(y.shape)).mean(),
+        lambda i: (normal(i, 24, 10, 8), 1 + integers(i, 4, 24, 3)),
+    )
 
 
 def scanned_remat_layers():
@@ -111,13 +117,19 @@ def scanned_remat_layers():
         @nn.compact
         def __call__(self, x):
             x = nn.Embed(48, 24)(x)
-            layers = nn.scan(nn.remat(Layer), variable_axes={"params": 0}, split_rngs={"params": True, "dropout": True},
-                             length=3)
+            layers = nn.scan(
+                nn.remat(Layer), variable_axes={"params": 0}, split_rngs={"params": True, "dropout": True}, length=3
+            )
             x, _ = layers()(x, None)
             return nn.Dense(48)(x)
 
-    return _case(Net(), lambda out, y: _classify(out, y), lambda i: (integers(i, 48, 24, 8), integers(i + 5, 48, 24, 8)),
-                     rngs=("dropout",), tx=optax.sgd(0.1))
+    return _case(
+        Net(),
+        lambda out, y: _classify(out, y),
+        lambda i: (integers(i, 48, 24, 8), integers(i + 5, 48, 24, 8)),
+        rngs=("dropout",),
+        tx=optax.sgd(0.1),
+    )
 
 
 def tied_embedding():

@@ -53,8 +53,11 @@ def attention_block():
             h = self.embed(x)
             return self.out(self.norm(h + self.attention(h)))
 
-    return _in_place(lambda: Net(nnx.Rngs(1)), lambda i: (integers(i, 40, 24, 8), integers(i + 3, 40, 24, 8)),
-                     optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)))
+    return _in_place(
+        lambda: Net(nnx.Rngs(1)),
+        lambda i: (integers(i, 40, 24, 8), integers(i + 3, 40, 24, 8)),
+        optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)),
+    )
 
 
 def stacked_layers_by_vmap_and_scan():

@@ -36,8 +36,11 @@ def _classify(logits, labels):
 
 
 def mobile_net():
-    return _case(lambda x: hk.nets.MobileNetV1(strides=(1, 2), channels=(8, 16), num_classes=10)(x, is_training=True),
-                 lambda i: (normal(i, 24, 16, 16, 3), integers(i, 10, 24)), _classify)
+    return _case(
+        lambda x: hk.nets.MobileNetV1(strides=(1, 2), channels=(8, 16), num_classes=10)(x, is_training=True),
+        lambda i: (normal(i, 24, 16, 16, 3), integers(i, 10, 24)),
+        _classify,
+    )
 
 
 def vector_quantised_autoencoder():
@@ -46,8 +49,9 @@ def vector_quantised_autoencoder():
         quantised = hk.nets.VectorQuantizerEMA(8, 12, 0.25, 0.9)(z, is_training=True)
         return hk.Linear(16)(quantised["quantize"]), quantised["loss"]
 
-    return _case(forward, lambda i: (normal(i, 24, 16), normal(i, 24, 16)),
-                 lambda out, y: ((out[0] - y) ** 2).mean() + out[1])
+    return _case(
+        forward, lambda i: (normal(i, 24, 16), normal(i, 24, 16)), lambda out, y: ((out[0] - y) ** 2).mean() + out[1]
+    )
 
 
 def deep_lstm():
@@ -56,4 +60,6 @@ def deep_lstm():
         out, _ = hk.dynamic_unroll(core, x, core.initial_state(x.shape[1]))
         return hk.BatchApply(hk.Linear(4))(out)
 
-    return _case(forward, lambda i: (normal(i, 6, 24, 8), normal(i + 1, 6, 24, 4)), lambda out, y: jnp.abs(out - y).mean())
+    return _case(
+        forward, lambda i: (normal(i, 6, 24, 8), normal(i + 1, 6, 24, 4)), lambda out, y: jnp.abs(out - y).mean()
+    )

@@ -29,8 +29,12 @@ def hamiltonian_monte_carlo():
         return new, info.acceptance_rate
 
     x, y = normal(0, 48, 12), normal(1, 48)
-    return Case(step, lambda: jax.vmap(blackjax.hmc(_regression(x, y), 0.01, jnp.ones(12), 4).init)(jnp.zeros((24, 12))),
-                lambda i: (jax.random.key_data(key(i)), x, y), tolerance=1e-2)
+    return Case(
+        step,
+        lambda: jax.vmap(blackjax.hmc(_regression(x, y), 0.01, jnp.ones(12), 4).init)(jnp.zeros((24, 12))),
+        lambda i: (jax.random.key_data(key(i)), x, y),
+        tolerance=1e-2,
+    )
 
 
 def no_u_turn():
@@ -40,8 +44,12 @@ def no_u_turn():
         return new, info.num_integration_steps
 
     x, y = normal(0, 48, 12), normal(1, 48)
-    return Case(step, lambda: blackjax.nuts(_regression(x, y), 0.02, jnp.ones(12)).init(jnp.zeros(12)),
-                lambda i: (jax.random.key_data(key(i)), x, y), tolerance=1e-2)
+    return Case(
+        step,
+        lambda: blackjax.nuts(_regression(x, y), 0.02, jnp.ones(12)).init(jnp.zeros(12)),
+        lambda i: (jax.random.key_data(key(i)), x, y),
+        tolerance=1e-2,
+    )
 
 
 def variational_inference():
@@ -72,8 +80,9 @@ def normalising_flow():
         def bijector(p):
             return distrax.ScalarAffine(shift=p[..., 0], log_scale=0.1 * p[..., 1])
 
-        return distrax.Transformed(distrax.MultivariateNormalDiag(jnp.zeros(8)),
-                                   distrax.MaskedCoupling(mask, conditioner, bijector))
+        return distrax.Transformed(
+            distrax.MultivariateNormalDiag(jnp.zeros(8)), distrax.MaskedCoupling(mask, conditioner, bijector)
+        )
 
     def step(state, x):
         w, opt = state

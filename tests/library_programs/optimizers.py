@@ -12,8 +12,10 @@ from .case import Case, integers, key, normal
 
 def _params():
     k = jax.random.split(key(5), 3)
-    return {"hidden": {"w": 0.3 * jax.random.normal(k[0], (16, 48)), "b": jnp.zeros(48)},
-            "out": {"w": 0.3 * jax.random.normal(k[1], (48, 12)), "b": jnp.zeros(12)}}
+    return {
+        "hidden": {"w": 0.3 * jax.random.normal(k[0], (16, 48)), "b": jnp.zeros(48)},
+        "out": {"w": 0.3 * jax.random.normal(k[1], (48, 12)), "b": jnp.zeros(12)},
+    }
 
 
 def _loss(params, x, labels):
@@ -45,6 +47,7 @@ def muon():
 
 def shampoo_like_matrix_roots():
     """Preconditioners by eigh, as Shampoo's."""
+
     def init(params):
         return jax.tree.map(lambda p: (jnp.eye(p.shape[0]), jnp.eye(p.shape[1])) if p.ndim == 2 else (), params)
 
@@ -146,7 +149,10 @@ def averaged_copy_and_per_example_clipping():
         grads = jax.tree.map(lambda g: jnp.einsum("b...,b->...", g, scale) / len(scale), grads)
         updates, opt = tx.update(grads, opt, params)
         params = optax.apply_updates(params, updates)
-        return (params, opt, optax.incremental_update(params, average, 0.1)), {"norms": norms, "clipped": (scale < 1).sum()}
+        return (params, opt, optax.incremental_update(params, average, 0.1)), {
+            "norms": norms,
+            "clipped": (scale < 1).sum(),
+        }
 
     return Case(step, lambda: (_params(), tx.init(_params()), _params()), _inputs, donate=False)
 
@@ -163,8 +169,11 @@ def adversarial_pair():
 
     def step(state, real, z):
         g, d, og, od = state
+
         def judge(d):
-            return (jax.nn.softplus(-score(d, real)) + jax.nn.softplus(score(d, jax.lax.stop_gradient(generate(g, z))))).mean()
+            return (
+                jax.nn.softplus(-score(d, real)) + jax.nn.softplus(score(d, jax.lax.stop_gradient(generate(g, z))))
+            ).mean()
 
         def fool(g):
             return jax.nn.softplus(-score(d, generate(g, z))).mean()

@@ -97,8 +97,12 @@ def gaussian_process():
         value, grads = jax.value_and_grad(loss)(params)
         return jax.tree.map(lambda p, g: p - 0.01 * g, params, grads), value
 
-    return Case(step, lambda: {"scale": jnp.float32(0.1), "length": jnp.float32(0.2)},
-                lambda i: (normal(i, 48, 2), normal(i + 1, 48)), tolerance=1e-2)
+    return Case(
+        step,
+        lambda: {"scale": jnp.float32(0.1), "length": jnp.float32(0.2)},
+        lambda i: (normal(i, 48, 2), normal(i + 1, 48)),
+        tolerance=1e-2,
+    )
 
 
 def kalman_filter():
@@ -171,8 +175,15 @@ def game_of_life():
 def sorting_and_ranking():
     def step(x):
         order = jnp.argsort(x, axis=1)
-        return {"sorted": jnp.take_along_axis(x, order, 1), "ranks": jnp.argsort(order, 1), "median": jnp.median(x, 1),
-                "top": lax.top_k(x, 3), "quantile": jnp.quantile(x, 0.3, axis=0), "unique": jnp.unique(jnp.round(x), size=8),
-                "histogram": jnp.histogram(x, 10, (-3, 3))[0], "bins": jnp.digitize(x, jnp.linspace(-2, 2, 5))}
+        return {
+            "sorted": jnp.take_along_axis(x, order, 1),
+            "ranks": jnp.argsort(order, 1),
+            "median": jnp.median(x, 1),
+            "top": lax.top_k(x, 3),
+            "quantile": jnp.quantile(x, 0.3, axis=0),
+            "unique": jnp.unique(jnp.round(x), size=8),
+            "histogram": jnp.histogram(x, 10, (-3, 3))[0],
+            "bins": jnp.digitize(x, jnp.linspace(-2, 2, 5)),
+        }
 
     return Case(step, lambda: None, lambda i: (normal(i, 24, 18),), stateless=True)

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import jaxopt
 import lineax
-import optimistix
 import optax
+import optimistix
 
 from .case import Case, key, normal
 
@@ -40,10 +40,13 @@ def neural_ode():
 def stochastic_differential_equation():
     def step(y, k):
         noise = diffrax.UnsafeBrownianPath(y.shape, jax.random.wrap_key_data(k))
-        terms = diffrax.MultiTerm(diffrax.ODETerm(lambda t, y, a: -y),
-                                  diffrax.ControlTerm(lambda t, y, a: lineax.DiagonalLinearOperator(0.1 * jnp.ones_like(y)),
-                                                      noise))
-        found = diffrax.diffeqsolve(terms, diffrax.Euler(), 0.0, 1.0, 0.25, y, adjoint=diffrax.DirectAdjoint(), max_steps=8)
+        terms = diffrax.MultiTerm(
+            diffrax.ODETerm(lambda t, y, a: -y),
+            diffrax.ControlTerm(lambda t, y, a: lineax.DiagonalLinearOperator(0.1 * jnp.ones_like(y)), noise),
+        )
+        found = diffrax.diffeqsolve(
+            terms, diffrax.Euler(), 0.0, 1.0, 0.25, y, adjoint=diffrax.DirectAdjoint(), max_steps=8
+        )
         return found.ys[0], found.stats["num_steps"]
 
     return Case(step, lambda: jnp.asarray(normal(0, 24)), lambda i: (jax.random.key_data(key(i)),))
@@ -54,12 +57,15 @@ def levenberg_marquardt():
         def residuals(p, _):
             return p[0] * jnp.exp(-p[1] * x) + p[2] - y
 
-        found = optimistix.least_squares(residuals, optimistix.LevenbergMarquardt(1e-4, 1e-4), p, max_steps=6, throw=False)
+        found = optimistix.least_squares(
+            residuals, optimistix.LevenbergMarquardt(1e-4, 1e-4), p, max_steps=6, throw=False
+        )
         return found.value, (residuals(found.value, None) ** 2).sum()
 
     x = jnp.linspace(0, 2, 48)
-    return Case(step, lambda: jnp.array([1.0, 0.5, 0.0]), lambda i: (x, 2 * jnp.exp(-x) + 0.01 * normal(i, 48)),
-                tolerance=1e-2)
+    return Case(
+        step, lambda: jnp.array([1.0, 0.5, 0.0]), lambda i: (x, 2 * jnp.exp(-x) + 0.01 * normal(i, 48)), tolerance=1e-2
+    )
 
 
 def linear_least_squares():
@@ -70,8 +76,9 @@ def linear_least_squares():
 
 
 def projected_gradient():
-    solver = jaxopt.ProjectedGradient(lambda w, x, y: ((x @ w - y) ** 2).mean(), jaxopt.projection.projection_simplex,
-                                      stepsize=0.1, maxiter=4)
+    solver = jaxopt.ProjectedGradient(
+        lambda w, x, y: ((x @ w - y) ** 2).mean(), jaxopt.projection.projection_simplex, stepsize=0.1, maxiter=4
+    )
 
     def step(w, x, y):
         return solver.run(w, x=x, y=y).params, None

@@ -11,21 +11,55 @@ import jax.numpy as jnp
 from .author import MOST_ELEMENTS, Author, Line, Type, operation
 
 SMOOTH = {
-    "sin": jnp.sin, "cos": jnp.cos, "tanh": jnp.tanh, "logistic": jax.nn.sigmoid, "erf": lax.erf,
-    "exp": lambda x: jnp.exp(-jnp.abs(x)), "log1p": lambda x: jnp.log1p(jnp.abs(x)), "expm1": lambda x: jnp.expm1(-x * x),
-    "sqrt": lambda x: jnp.sqrt(jnp.abs(x) + 0.1), "rsqrt": lambda x: lax.rsqrt(x * x + 1), "cbrt": jnp.cbrt,
-    "square": lambda x: 0.3 * x * x, "integer_pow": lambda x: 0.1 * x**3, "asinh": jnp.arcsinh, "atan": jnp.arctan,
-    "lgamma": lambda x: lax.lgamma(jnp.abs(x) + 1), "digamma": lambda x: lax.digamma(jnp.abs(x) + 1),
-    "erf_inv": lambda x: lax.erf_inv(0.5 * jnp.tanh(x)), "gelu": jax.nn.gelu, "softplus": jax.nn.softplus,
+    "sin": jnp.sin,
+    "cos": jnp.cos,
+    "tanh": jnp.tanh,
+    "logistic": jax.nn.sigmoid,
+    "erf": lax.erf,
+    "exp": lambda x: jnp.exp(-jnp.abs(x)),
+    "log1p": lambda x: jnp.log1p(jnp.abs(x)),
+    "expm1": lambda x: jnp.expm1(-x * x),
+    "sqrt": lambda x: jnp.sqrt(jnp.abs(x) + 0.1),
+    "rsqrt": lambda x: lax.rsqrt(x * x + 1),
+    "cbrt": jnp.cbrt,
+    "square": lambda x: 0.3 * x * x,
+    "integer_pow": lambda x: 0.1 * x**3,
+    "asinh": jnp.arcsinh,
+    "atan": jnp.arctan,
+    "lgamma": lambda x: lax.lgamma(jnp.abs(x) + 1),
+    "digamma": lambda x: lax.digamma(jnp.abs(x) + 1),
+    "erf_inv": lambda x: lax.erf_inv(0.5 * jnp.tanh(x)),
+    "gelu": jax.nn.gelu,
+    "softplus": jax.nn.softplus,
 }
-BITWISE = {"neg": lambda x: -x, "abs": jnp.abs, "relu": lambda x: jnp.maximum(x, 0), "copy": jnp.copy,
-           "stop_gradient": lax.stop_gradient, "half": lambda x: (x * 0.5).astype(x.dtype)}
-SMOOTH_PAIRS = {"div": lambda x, y: x / (1 + y * y), "atan2": lambda x, y: jnp.arctan2(x, 2 + jnp.abs(y)),
-                "pow": lambda x, y: (1 + jnp.abs(x)) ** jnp.tanh(y), "mul": lambda x, y: x * y,
-                "add": lambda x, y: x + y, "sub": lambda x, y: x - y, "logaddexp": jnp.logaddexp}
+BITWISE = {
+    "neg": lambda x: -x,
+    "abs": jnp.abs,
+    "relu": lambda x: jnp.maximum(x, 0),
+    "copy": jnp.copy,
+    "stop_gradient": lax.stop_gradient,
+    "half": lambda x: (x * 0.5).astype(x.dtype),
+}
+SMOOTH_PAIRS = {
+    "div": lambda x, y: x / (1 + y * y),
+    "atan2": lambda x, y: jnp.arctan2(x, 2 + jnp.abs(y)),
+    "pow": lambda x, y: (1 + jnp.abs(x)) ** jnp.tanh(y),
+    "mul": lambda x, y: x * y,
+    "add": lambda x, y: x + y,
+    "sub": lambda x, y: x - y,
+    "logaddexp": jnp.logaddexp,
+}
 EXACT_PAIRS = {"max": jnp.maximum, "min": jnp.minimum}
-INTEGER_PAIRS = {"add": jnp.add, "mul": jnp.multiply, "xor": jnp.bitwise_xor, "and": jnp.bitwise_and, "or": jnp.bitwise_or,
-                 "rem": lambda x, y: x % (jnp.abs(y) + 1), "shift": lambda x, y: x << (y & 3), "max": jnp.maximum}
+INTEGER_PAIRS = {
+    "add": jnp.add,
+    "mul": jnp.multiply,
+    "xor": jnp.bitwise_xor,
+    "and": jnp.bitwise_and,
+    "or": jnp.bitwise_or,
+    "rem": lambda x, y: x % (jnp.abs(y) + 1),
+    "shift": lambda x, y: x << (y & 3),
+    "max": jnp.maximum,
+}
 COMPARISONS = {"eq": jnp.equal, "ne": jnp.not_equal, "lt": jnp.less, "ge": jnp.greater_equal}
 
 
@@ -99,9 +133,15 @@ def select(a: Author) -> Line | None:
 def rounding(a: Author) -> Line | None:
     x = a.pick(lambda t: t.is_float and t.exact)
     name = a.choose(("floor", "ceil", "round", "sign", "clamp", "reduce_precision", "is_finite"))
-    functions = {"floor": jnp.floor, "ceil": jnp.ceil, "round": jnp.round, "sign": jnp.sign, "is_finite": jnp.isfinite,
-                 "clamp": lambda v: lax.clamp(jnp.asarray(-0.5, v.dtype), v, jnp.asarray(0.75, v.dtype)),
-                 "reduce_precision": lambda v: lax.reduce_precision(v, 5, 4)}
+    functions = {
+        "floor": jnp.floor,
+        "ceil": jnp.ceil,
+        "round": jnp.round,
+        "sign": jnp.sign,
+        "is_finite": jnp.isfinite,
+        "clamp": lambda v: lax.clamp(jnp.asarray(-0.5, v.dtype), v, jnp.asarray(0.75, v.dtype)),
+        "reduce_precision": lambda v: lax.reduce_precision(v, 5, 4),
+    }
     return None if x is None else a.line(name, functions[name], x, exact=True)
 
 
@@ -187,8 +227,13 @@ def concatenate(a: Author) -> Line | None:
     if x is None:
         return None
     mine, dim = a.values[x], a.whole(0, a.values[x].rank - 1)
-    y = a.pick(lambda t: t.dtype == mine.dtype and t.rank == mine.rank
-               and t.shape[:dim] + t.shape[dim + 1:] == mine.shape[:dim] + mine.shape[dim + 1:])
+    y = a.pick(
+        lambda t: (
+            t.dtype == mine.dtype
+            and t.rank == mine.rank
+            and t.shape[:dim] + t.shape[dim + 1 :] == mine.shape[:dim] + mine.shape[dim + 1 :]
+        )
+    )
     return a.line(f"concatenate {dim}", lambda v, w: jnp.concatenate([v, w], dim), x, y, exact=True)
 
 
@@ -212,8 +257,9 @@ def strided_slice(a: Author) -> Line | None:
     dim = a.choose([d for d, s in enumerate(shape) if s > 1])
     start = a.whole(0, shape[dim] - 2)
     stop, step = a.whole(start + 1, shape[dim]), a.whole(1, 2)
-    return a.line(f"slice {start}:{stop}:{step} of {dim}", lambda v: lax.slice_in_dim(v, start, stop, step, dim), x,
-                  exact=True)
+    return a.line(
+        f"slice {start}:{stop}:{step} of {dim}", lambda v: lax.slice_in_dim(v, start, stop, step, dim), x, exact=True
+    )
 
 
 @operation
@@ -236,7 +282,9 @@ def take(a: Author) -> Line | None:
     if x is None or i is None:
         return None
     dim, mode = a.whole(0, a.values[x].rank - 1), a.choose(("clip", "fill", "wrap"))
-    return a.line(f"take {dim} {mode}", lambda v, k: jnp.take(v, k, axis=dim, mode=mode, fill_value=0), x, i, exact=True)
+    return a.line(
+        f"take {dim} {mode}", lambda v, k: jnp.take(v, k, axis=dim, mode=mode, fill_value=0), x, i, exact=True
+    )
 
 
 @operation
@@ -255,8 +303,13 @@ def dynamic_slice(a: Author) -> Line | None:
         return None
     dim = a.whole(0, a.values[x].rank - 1)
     size = a.whole(1, a.values[x].shape[dim])
-    return a.line(f"dynamic_slice {size} of {dim}",
-                  lambda v, k: lax.dynamic_slice_in_dim(v, k.reshape(-1)[0], size, dim), x, i, exact=True)
+    return a.line(
+        f"dynamic_slice {size} of {dim}",
+        lambda v, k: lax.dynamic_slice_in_dim(v, k.reshape(-1)[0], size, dim),
+        x,
+        i,
+        exact=True,
+    )
 
 
 @operation
@@ -320,9 +373,12 @@ def sort(a: Author) -> Line | None:
     if x is None:
         return None
     dim, how = a.whole(0, a.values[x].rank - 1), a.choose(("sort", "argsort", "pairs", "descending"))
-    functions = {"sort": lambda v: jnp.sort(v, axis=dim), "argsort": lambda v: jnp.argsort(v, axis=dim, stable=True),
-                 "pairs": lambda v: lax.sort((v, lax.rev(v, (dim,))), dimension=dim, num_keys=1, is_stable=True),
-                 "descending": lambda v: jnp.sort(v, axis=dim, descending=True)}
+    functions = {
+        "sort": lambda v: jnp.sort(v, axis=dim),
+        "argsort": lambda v: jnp.argsort(v, axis=dim, stable=True),
+        "pairs": lambda v: lax.sort((v, lax.rev(v, (dim,))), dimension=dim, num_keys=1, is_stable=True),
+        "descending": lambda v: jnp.sort(v, axis=dim, descending=True),
+    }
     return a.line(f"{how} {dim}", functions[how], x, exact=True)
 
 

@@ -10,12 +10,22 @@ import jax.numpy as jnp
 
 from .author import Author, Line, operation
 
-REDUCTIONS = {"sum": jnp.sum, "mean": jnp.mean, "logsumexp": jax.nn.logsumexp, "var": jnp.var,
-              "prod": lambda x, axis: jnp.prod(jnp.tanh(x), axis=axis), "norm": lambda x, axis: jnp.sqrt((x * x).sum(axis) + 1)}
+REDUCTIONS = {
+    "sum": jnp.sum,
+    "mean": jnp.mean,
+    "logsumexp": jax.nn.logsumexp,
+    "var": jnp.var,
+    "prod": lambda x, axis: jnp.prod(jnp.tanh(x), axis=axis),
+    "norm": lambda x, axis: jnp.sqrt((x * x).sum(axis) + 1),
+}
 EXACT_REDUCTIONS = {"max": jnp.max, "min": jnp.min}
-SCANS = {"cumsum": lambda x, axis: lax.cumsum(x, axis) / x.shape[axis], "cumlogsumexp": lax.cumlogsumexp,
-         "cumprod": lambda x, axis: lax.cumprod(jnp.tanh(x), axis), "cummax": lax.cummax,
-         "cumsum reverse": lambda x, axis: lax.cumsum(x, axis, reverse=True) / x.shape[axis]}
+SCANS = {
+    "cumsum": lambda x, axis: lax.cumsum(x, axis) / x.shape[axis],
+    "cumlogsumexp": lax.cumlogsumexp,
+    "cumprod": lambda x, axis: lax.cumprod(jnp.tanh(x), axis),
+    "cummax": lax.cummax,
+    "cumsum reverse": lambda x, axis: lax.cumsum(x, axis, reverse=True) / x.shape[axis],
+}
 
 
 def _axes(a: Author, rank: int) -> tuple[int, ...]:
@@ -56,8 +66,9 @@ def normalise(a: Author) -> Line | None:
     if x is None or not a.values[x].size:
         return None
     name = a.choose(("softmax", "log_softmax", "standardize"))
-    return a.line(name, lambda v: getattr(jax.nn, name)(v, axis=-1, **({"epsilon": 0.1} if name == "standardize" else {})),
-                  x)
+    return a.line(
+        name, lambda v: getattr(jax.nn, name)(v, axis=-1, **({"epsilon": 0.1} if name == "standardize" else {})), x
+    )
 
 
 @operation
@@ -121,8 +132,14 @@ def convolution(a: Author) -> Line | None:
         kernel = jnp.sin(jnp.arange(count, dtype=v.dtype)).reshape(outputs, channels // groups, *(window,) * space)
         kernel = kernel / math.sqrt(count) + 0 * v.sum()
         return lax.conv_general_dilated(
-            v, kernel, (1 if expand > 1 else stride,) * space, padding if expand == 1 else [(1, 1)] * space,
-            lhs_dilation=(expand,) * space, rhs_dilation=(dilation,) * space, feature_group_count=groups)
+            v,
+            kernel,
+            (1 if expand > 1 else stride,) * space,
+            padding if expand == 1 else [(1, 1)] * space,
+            lhs_dilation=(expand,) * space,
+            rhs_dilation=(dilation,) * space,
+            feature_group_count=groups,
+        )
 
     text = f"conv {outputs}x{window} groups {groups} stride {stride} dilation {dilation} expand {expand} {padding}"
     function = convolve
@@ -141,11 +158,21 @@ def matmul(a: Author) -> Line | None:
     y = a.pick(lambda t: t.dtype == mine.dtype and mine.shape[dim] in t.shape)
     other = a.values[y]
     to = a.choose([d for d, s in enumerate(other.shape) if s == mine.shape[dim]])
-    batch = [(d, e) for d, s in enumerate(mine.shape) for e, r in enumerate(other.shape)
-             if s == r and d != dim and e != to][:1] if a.flip() else []
+    batch = (
+        [
+            (d, e)
+            for d, s in enumerate(mine.shape)
+            for e, r in enumerate(other.shape)
+            if s == r and d != dim and e != to
+        ][:1]
+        if a.flip()
+        else []
+    )
     numbers = (((dim,), (to,)), (tuple(d for d, _ in batch), tuple(e for _, e in batch)))
     scale = 1 / math.sqrt(mine.shape[dim])
-    return a.line(f"dot_general {numbers}", lambda v, w: lax.dot_general(v, w, numbers) * jnp.asarray(scale, v.dtype), x, y)
+    return a.line(
+        f"dot_general {numbers}", lambda v, w: lax.dot_general(v, w, numbers) * jnp.asarray(scale, v.dtype), x, y
+    )
 
 
 @operation
@@ -188,8 +215,11 @@ def fourier(a: Author) -> Line | None:
 
 @operation
 def linear_algebra(a: Author) -> Line | None:
-    x = a.pick(lambda t: t.dtype == "float32" and t.rank in (2, 3) and 1 <= t.shape[-1] <= 12 and t.shape[-2] <= 24
-               and t.size > 0)
+    x = a.pick(
+        lambda t: (
+            t.dtype == "float32" and t.rank in (2, 3) and 1 <= t.shape[-1] <= 12 and t.shape[-2] <= 24 and t.size > 0
+        )
+    )
     if x is None:
         return None
     name = a.choose(("cholesky", "qr", "eigh", "solve", "triangular", "slogdet", "svd", "inverse"))
@@ -198,9 +228,12 @@ def linear_algebra(a: Author) -> Line | None:
         return v.swapaxes(-1, -2) @ v / v.shape[-2] + 2 * jnp.eye(v.shape[-1])
 
     functions = {
-        "cholesky": lambda v: jnp.linalg.cholesky(gram(v)), "qr": lambda v: jnp.abs(jnp.linalg.qr(gram(v))[1]),
-        "eigh": lambda v: jnp.linalg.eigh(gram(v))[0], "slogdet": lambda v: jnp.linalg.slogdet(gram(v))[1],
-        "solve": lambda v: jnp.linalg.solve(gram(v), v.swapaxes(-1, -2)), "inverse": lambda v: jnp.linalg.inv(gram(v)),
+        "cholesky": lambda v: jnp.linalg.cholesky(gram(v)),
+        "qr": lambda v: jnp.abs(jnp.linalg.qr(gram(v))[1]),
+        "eigh": lambda v: jnp.linalg.eigh(gram(v))[0],
+        "slogdet": lambda v: jnp.linalg.slogdet(gram(v))[1],
+        "solve": lambda v: jnp.linalg.solve(gram(v), v.swapaxes(-1, -2)),
+        "inverse": lambda v: jnp.linalg.inv(gram(v)),
         "triangular": lambda v: lax.linalg.triangular_solve(jnp.tril(gram(v)), v, lower=True),
         "svd": lambda v: jnp.linalg.svd(gram(v), compute_uv=False),
     }
@@ -219,13 +252,22 @@ def random_draw(a: Author) -> Line | None:
     shape = a.values[x].shape
     name = a.choose(("uniform", "normal", "bernoulli", "randint", "permutation", "gumbel", "split", "dropout"))
     functions = {
-        "uniform": lambda k: jax.random.uniform(k, shape), "normal": lambda k: jax.random.normal(k, shape),
-        "bernoulli": lambda k: jax.random.bernoulli(k, 0.5, shape), "gumbel": lambda k: jax.random.gumbel(k, shape),
+        "uniform": lambda k: jax.random.uniform(k, shape),
+        "normal": lambda k: jax.random.normal(k, shape),
+        "bernoulli": lambda k: jax.random.bernoulli(k, 0.5, shape),
+        "gumbel": lambda k: jax.random.gumbel(k, shape),
         "randint": lambda k: jax.random.randint(k, shape, 0, 9),
         "permutation": lambda k: jax.random.permutation(k, 12),
         "split": lambda k: jax.random.split(k, 3)[1],
     }
     if name == "dropout":
-        return a.line(name, lambda k, v: jnp.where(jax.random.bernoulli(jax.random.wrap_key_data(k), 0.5, v.shape),
-                                                   v, jnp.zeros_like(v)), key, x, exact=True)
+        return a.line(
+            name,
+            lambda k, v: jnp.where(
+                jax.random.bernoulli(jax.random.wrap_key_data(k), 0.5, v.shape), v, jnp.zeros_like(v)
+            ),
+            key,
+            x,
+            exact=True,
+        )
     return a.line(name, functions[name], key, exact=name in ("uniform", "bernoulli"))

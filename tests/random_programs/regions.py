@@ -14,8 +14,10 @@ from .author import Author, Line, Program, Type, operation
 
 def _body(a: Author, *inputs: Type) -> Program | None:
     """A program from `inputs` to something like the first of them."""
-    return a.inner([Type(t.shape, t.dtype, False) for t in inputs],
-                   lambda t: t.shape == inputs[0].shape and t.dtype == inputs[0].dtype)
+    return a.inner(
+        [Type(t.shape, t.dtype, False) for t in inputs],
+        lambda t: t.shape == inputs[0].shape and t.dtype == inputs[0].dtype,
+    )
 
 
 def _bounded(x: jax.Array) -> jax.Array:
@@ -96,8 +98,12 @@ def cond(a: Author) -> Line | None:
     one, other = _body(a, a.values[x]), _body(a, a.values[x])
     if one is None or other is None:
         return None
-    return a.line(f"cond {{{one}}} {{{other}}}",
-                  lambda p, v: lax.cond(p.reshape(-1)[0] > 0, lambda u: one(u)[0], lambda u: other(u)[0], v), flag, x)
+    return a.line(
+        f"cond {{{one}}} {{{other}}}",
+        lambda p, v: lax.cond(p.reshape(-1)[0] > 0, lambda u: one(u)[0], lambda u: other(u)[0], v),
+        flag,
+        x,
+    )
 
 
 @operation
@@ -106,8 +112,12 @@ def switch(a: Author) -> Line | None:
     body = None if x is None or index is None else _body(a, a.values[x])
     if body is None:
         return None
-    return a.line(f"switch {{{body}}}",
-                  lambda i, v: lax.switch(i.reshape(-1)[0] % 3, [jnp.sin, lambda u: body(u)[0], lambda u: u * 2], v), index, x)
+    return a.line(
+        f"switch {{{body}}}",
+        lambda i, v: lax.switch(i.reshape(-1)[0] % 3, [jnp.sin, lambda u: body(u)[0], lambda u: u * 2], v),
+        index,
+        x,
+    )
 
 
 @operation
@@ -117,10 +127,13 @@ def mapped(a: Author) -> Line | None:
         return None
     t = a.values[x]
     body, how = a.inner([Type(t.shape[1:], t.dtype, False)]), a.choose(("map", "vmap"))
-    if body is None:
+    if body is None or how == "vmap" and "ragged" in str(body):  # which jax does not batch
         return None
-    return a.line(f"{how} {{{body}}}", lambda v: lax.map(lambda u: body(u)[0], v) if how == "map"
-                  else jax.vmap(lambda u: body(u)[0])(v), x)
+    return a.line(
+        f"{how} {{{body}}}",
+        lambda v: lax.map(lambda u: body(u)[0], v) if how == "map" else jax.vmap(lambda u: body(u)[0])(v),
+        x,
+    )
 
 
 @operation
@@ -129,8 +142,7 @@ def associative_scan(a: Author) -> Line | None:
     if x is None or not a.values[x].size:
         return None
     dim = a.whole(0, a.values[x].rank - 1)
-    return a.line(f"associative_scan {dim}",
-                  lambda v: lax.associative_scan(lambda p, q: 0.5 * (p + q), v, axis=dim), x)
+    return a.line(f"associative_scan {dim}", lambda v: lax.associative_scan(lambda p, q: 0.5 * (p + q), v, axis=dim), x)
 
 
 @operation
@@ -140,10 +152,17 @@ def call(a: Author) -> Line | None:
     how = a.choose(("jit", "checkpoint", "checkpoint dots", "named"))
     if body is None:
         return None
-    wrap = {"jit": jax.jit, "checkpoint": jax.checkpoint, "named": jax.named_call,
-            "checkpoint dots": functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)}[how]
-    return a.line(f"{how} {{{body}}}", lambda v: wrap(lambda u: body(u)[0])(v), x, exact=True) if not _uses_sums(body) \
+    wrap = {
+        "jit": jax.jit,
+        "checkpoint": jax.checkpoint,
+        "named": jax.named_call,
+        "checkpoint dots": functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable),
+    }[how]
+    return (
+        a.line(f"{how} {{{body}}}", lambda v: wrap(lambda u: body(u)[0])(v), x, exact=True)
+        if not _uses_sums(body)
         else a.line(f"{how} {{{body}}}", lambda v: wrap(lambda u: body(u)[0])(v), x)
+    )
 
 
 def _uses_sums(body: Program) -> bool:
@@ -157,12 +176,14 @@ def own_derivative(a: Author) -> Line | None:
     if x is None:
         return None
     if how == "jvp":
+
         @jax.custom_jvp
         def f(v):
             return jnp.sin(v)
 
         f.defjvp(lambda primals, tangents: (f(primals[0]), 2 * tangents[0] * jnp.cos(primals[0])))
     else:
+
         @jax.custom_vjp
         def f(v):
             return jnp.sin(v)
@@ -183,7 +204,8 @@ def derivative(a: Author) -> Line | None:
         return jnp.sum(jnp.sin(body(v)[0]))
 
     functions = {
-        "grad": jax.grad(loss), "remat grad": jax.grad(jax.checkpoint(loss)),
+        "grad": jax.grad(loss),
+        "remat grad": jax.grad(jax.checkpoint(loss)),
         "jvp": lambda v: jax.jvp(loss, (v,), (jnp.cos(v),))[1],
         "hvp": lambda v: jax.jvp(jax.grad(loss), (v,), (jnp.cos(v),))[1],
         "linearize": lambda v: jax.linearize(loss, v)[1](v),
@@ -209,8 +231,11 @@ def callback(a: Author) -> Line | None:
     def host(v):
         return np.asarray(v) * np.float32(0.5)
 
-    return a.line("pure_callback",
-                  lambda v: jax.pure_callback(host, jax.ShapeDtypeStruct(v.shape, v.dtype), v, vmap_method="sequential"), x)
+    return a.line(
+        "pure_callback",
+        lambda v: jax.pure_callback(host, jax.ShapeDtypeStruct(v.shape, v.dtype), v, vmap_method="sequential"),
+        x,
+    )
 
 
 @operation
