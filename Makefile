@@ -2,7 +2,8 @@
 #   make demo     train examples/gpt.py on 8 simulated devices, planned by autoplan
 #   make test     run the tests
 #   make clean    remove the environment and what was built
-# Variables: PYTHON (the interpreter), VENV (where the environment goes), ARGS (for demo or pytest), WORKERS (for pytest), EXTRAS (what is installed beside autoplan).
+# Variables: PYTHON (the interpreter), VENV (where the environment goes), ARGS (for demo or pytest), WORKERS (for
+# pytest), EXTRAS (what is installed beside autoplan).
 
 PYTHON ?= python3
 VENV ?= .venv

@@ -20,6 +20,7 @@ import jax
 # A jaxpr made by hand wants to say what it was made for. `jax.extend.core` has Jaxpr and DebugInfo, but the latter's
 # fields are not documented there.
 from jax._src import config, core, source_info_util
+from jax._src import mesh as mesh_lib
 from jax.extend import core as jex_core
 
 # The MLIR bindings run Shardy's rule-populating pass. Would be replaced by a public way to ask JAX for an
@@ -217,6 +218,15 @@ def with_abstract_meshes(jaxpr: Jaxpr) -> Jaxpr:
 
 def _abstract(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> jax.sharding.AbstractMesh:
     return getattr(mesh, "abstract_mesh", mesh)
+
+
+def mesh_set_around() -> jax.sharding.Mesh | None:
+    """The mesh of `jax.set_mesh` or None, also while something outside (grad, vmap, jit) is being traced.
+
+    `jax.sharding.get_mesh` would do, were it not refused under a trace.
+    """
+    mesh = mesh_lib.get_concrete_mesh()
+    return mesh if mesh.axis_names else None
 
 
 def automatic_mesh() -> contextlib.AbstractContextManager:

@@ -15,6 +15,7 @@ import jax
 from jax.sharding import AxisType, Mesh
 import numpy as np
 
+from .compat import mesh_set_around
 from .cost_models import Cluster, calibrate, cluster_of, parse_cluster
 from .errors import ClusterError, DeviceError
 from .plan import MeshShape
@@ -60,8 +61,8 @@ def resolve(cluster: ClusterLike, *, profiles: bool = True) -> Target:
     Raises:
       ClusterError: it is no cluster, or nothing is known of the devices' kind.
     """
-    if cluster is None and isinstance(mesh := jax.sharding.get_mesh(), Mesh) and mesh.axis_names:
-        cluster = mesh
+    if cluster is None:
+        cluster = mesh_set_around()
     if isinstance(cluster, Cluster):
         return Target(cluster)
     if isinstance(cluster, str):

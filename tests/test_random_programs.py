@@ -58,7 +58,13 @@ def check(program: random_programs.Program, mesh: tuple[int, ...]) -> None:
     arrays = random_programs.inputs_of(program)
     expected = jax.jit(program)(*arrays)
     step = autoplan.parallelize(program, cluster=f"cpu:{np.prod(mesh)}", mesh_shape=mesh, memory="1TiB")
-    for number, (got, want) in enumerate(zip(step(*arrays), expected, strict=True)):
+    try:
+        computed = jax.block_until_ready(step(*arrays))
+    except jax.errors.JaxRuntimeError as error:
+        if "fft_thunk" in str(error):  # XLA:CPU cannot transform what was gathered along another dim than the first
+            hypothesis.reject()
+        raise
+    for number, (got, want) in enumerate(zip(computed, expected, strict=True)):
         t = program.types[program.outputs[number]]
         assert got.dtype == want.dtype and got.shape == want.shape, number
         got, want = (np.asarray(x, np.float64) for x in (got, want))
