@@ -66,7 +66,7 @@ def _all_rows(problem: Problem, choices: np.ndarray) -> np.ndarray:
         else:
             u, v = problem.edge_nodes[buffer.edge]
             sizes[:, b] = buffer.usage[choices[:, u], choices[:, v]]
-    return (problem.live @ sizes.T).T
+    return np.array([problem.live @ row for row in sizes]).reshape(len(sizes), -1)
 
 
 def _why(problem: Problem, choices: np.ndarray, costs: np.ndarray, over: np.ndarray) -> Infeasibility:
@@ -82,7 +82,7 @@ def explain_excess(problem: Problem, choice: np.ndarray, bound_bytes: float) -> 
     """Names the row that `choice` exceeds most and what is live there, largest first."""
     over = problem.rows_bytes(choice) - problem.limits
     row = int(np.argmax(over))
-    copies = problem.live[[row]].toarray()[0]
+    copies = problem.live_at(np.array([row]))[0]
     total = copies * problem.buffer_bytes(choice)
     order = [int(b) for b in np.argsort(-total, kind="stable") if total[b] > 0]
     blocking = tuple(BlockingBuffer(b, float(copies[b]), float(total[b])) for b in order)

@@ -49,7 +49,7 @@ def violated_rows(
     over[known] = -np.inf
     worst = np.argsort(-over, kind="stable")[:CONSIDERED_ROWS]
     worst = worst[over[worst] > floor_bytes + problem.row_tolerance_bytes[worst]]
-    live = problem.live[worst].toarray() * sizes
+    live = problem.live_at(worst) * sizes
     picked: list[int] = []
     for n in range(len(worst)):
         shared = [np.minimum(live[n], live[p]).sum() / live[n].sum() for p in picked]

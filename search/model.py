@@ -76,7 +76,7 @@ def base_model(problem: Problem) -> Model:
 
 def with_rows(base: Model, problem: Problem, rows: np.ndarray) -> Model:
     """`base` (from base_model of the same problem) with the memory rows `rows` ([A] row numbers) added."""
-    live = problem.live[rows].toarray() if len(rows) else np.zeros((0, len(problem.buffers)))
+    live = problem.live_at(rows) if len(rows) else np.zeros((0, len(problem.buffers)))
     node_use: list[np.ndarray | None] = [None] * base.num_nodes
     tables = {(u, v): t for (u, v), t in zip(base.edges.tolist(), base.tables, strict=True)}
     uses: dict[tuple[int, int], list[tuple[np.ndarray, Table]]] = {key: [] for key in tables}
@@ -126,7 +126,7 @@ def costless(model: Model) -> Model:
 def priced(base: Model, problem: Problem, price: np.ndarray) -> Model:
     """`base` with memory as a cost instead of rows: cost + price @ (use - limits). price: [R], cost per byte.
     """
-    weights = problem.live.T @ price
+    weights = problem.weigh(price)
     used = price > 0
     costs = list(base.costs)
     tables = {(u, v): t for (u, v), t in zip(base.edges.tolist(), base.tables, strict=True)}

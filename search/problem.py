@@ -16,6 +16,8 @@ from functools import cached_property
 import numpy as np
 import scipy.sparse as sp
 
+from .live import Intervals
+
 # A row may exceed its limit by this share of it: float sums of up to 1e5 terms of 1e11 bytes stay well
 # inside.
 ROW_TOLERANCE = 1e-9
@@ -67,7 +69,8 @@ class Problem:
     """See the module's docstring for the formula.
 
     node_costs: N arrays [S_i]; edge_nodes: [E, 2] with u != v, parallel edges allowed; edge_costs: E arrays
-    [S_u, S_v]; `live`: sparse [R, B], how many copies of buffer b are live at row r; `limits`: [R] bytes.
+    [S_u, S_v]; `live`: sparse [R, B], how many copies of buffer b are live at row r, or Intervals where each is live
+    once and in one stretch; `limits`: [R] bytes.
     Raises ValueError when shapes or values do not fit together.
     """
 
@@ -75,7 +78,7 @@ class Problem:
     edge_nodes: np.ndarray
     edge_costs: tuple[np.ndarray, ...]
     buffers: tuple[Buffer, ...] = ()
-    live: sp.csr_array | None = None
+    live: sp.csr_array | Intervals | None = None
     limits: np.ndarray = field(default_factory=lambda: np.zeros(0))
     offset: float = 0.0
 
@@ -88,7 +91,7 @@ class Problem:
         set_("limits", np.asarray(self.limits, dtype=np.float64).reshape(-1))
         if self.live is None:
             set_("live", sp.csr_array((len(self.limits), len(self.buffers))))
-        else:
+        elif not isinstance(self.live, Intervals):
             set_("live", sp.csr_array(self.live, dtype=np.float64))
         _check_nodes(self)
         _check_edges(self)
@@ -122,6 +125,14 @@ class Problem:
         """Bytes of every buffer under a choice, float64 [B]."""
         choice = self.checked_choice(choice)
         return np.array([b.bytes_for(choice, self.edge_nodes) for b in self.buffers], dtype=np.float64)
+
+    def live_at(self, rows: np.ndarray) -> np.ndarray:
+        """Copies of every buffer that are live at some rows, float64 [A, B]."""
+        return self.live.dense(rows) if isinstance(self.live, Intervals) else self.live[rows].toarray()
+
+    def weigh(self, price: np.ndarray) -> np.ndarray:
+        """What a byte of every buffer costs, float64 [B], at prices [R] per byte and row."""
+        return self.live.weigh(price) if isinstance(self.live, Intervals) else self.live.T @ price
 
     def rows_bytes(self, choice: np.ndarray) -> np.ndarray:
         """Bytes live at every row under a choice, float64 [R]."""
@@ -196,7 +207,8 @@ def _check_memory(problem: Problem) -> None:
         raise ValueError(
             f"live is [rows, buffers]: shape {wanted} for these limits and buffers, got {problem.live.shape}"
         )
-    if problem.live.nnz and not (problem.live.data.min() >= 0 and problem.live.data.max() < np.inf):
+    sparse = not isinstance(problem.live, Intervals)
+    if sparse and problem.live.nnz and not (problem.live.data.min() >= 0 and problem.live.data.max() < np.inf):
         raise ValueError("live counts copies of a buffer: finite numbers, zero or more")
     if not np.all(problem.limits > -np.inf):
         raise ValueError("limits are bytes (+inf for no limit), got nan or -inf")
