@@ -53,6 +53,11 @@ class Intervals:
         rows = np.asarray(rows)[:, None]
         return ((self.start <= rows) & (rows < self.stop)).astype(np.float64)
 
+    def part(self, rows: np.ndarray, buffers: np.ndarray) -> Intervals:
+        """Some rows (ascending) and buffers only."""
+        start, stop = (np.searchsorted(rows, x[buffers]) for x in (self.start, self.stop))
+        return Intervals(start, stop, len(rows))
+
 
 def maximal_rows(start: np.ndarray, stop: np.ndarray) -> Intervals:
     """Intervals in time -> the same over those moments only whose live sets lie in no other moment's.
