@@ -1,5 +1,6 @@
 """What to choose: one strategy per node, least total cost, memory limits held. Knows nothing of JAX."""
 
+from .anytime import Progress
 from .brute import brute_force
 from .highs import solve_highs
 from .problem import Buffer, Evaluation, Problem
@@ -12,6 +13,7 @@ __all__ = [
     "Evaluation",
     "Infeasibility",
     "Problem",
+    "Progress",
     "Solution",
     "Status",
     "brute_force",

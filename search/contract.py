@@ -8,7 +8,6 @@ allowed partner dropped, and edges whose costs are one part for each end joined 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -296,4 +295,5 @@ def _rows_left(problem: Problem, memory: _Memory) -> tuple[np.ndarray, Intervals
     left = problem.limits[rows] - constant[rows]
     # A limit plus its tolerance stays what it was.
     left = (left + problem.row_tolerance_bytes[rows]) / (1.0 + ROW_TOLERANCE * np.sign(left))
-    return rows, problem.live.part(rows, columns) if isinstance(problem.live, Intervals) else problem.live[rows][:, columns], left
+    live = problem.live.part(rows, columns) if isinstance(problem.live, Intervals) else problem.live[rows][:, columns]
+    return rows, live, left

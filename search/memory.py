@@ -18,11 +18,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import linprog
 
+from .anytime import Clock
 from .highs import program_of, run_highs
 from .model import Model, costless, priced, with_rows
 from .presolve import STEPS, drop_slack_rows, presolve
 from .problem import Problem
-from .relaxed import Clock, Search, solve_model
+from .relaxed import Search, solve_model
 
 ROWS_AT_ONCE = 4
 # Rows that share this much of their bytes say nearly the same.

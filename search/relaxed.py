@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-import time
 
 import numpy as np
 
+from .anytime import Clock
 from .ascent import Ascent
 from .highs import program_of, run_highs
 from .local import Descent
@@ -32,27 +32,6 @@ KERNELS = (0.15, 1.0)
 # of the strategies. A program with more pairs than PROGRAM_SIZE takes HiGHS more than a few seconds: the
 # ascent goes on longer.
 SLOW, SLOW_LARGE, ROUND_SHARE, PROGRAM_SIZE = 0.3, 0.02, 0.2, 300_000
-
-
-@dataclass(frozen=True)
-class Clock:
-    """Time left of a budget (None: no limit), from `started` (time.perf_counter seconds)."""
-
-    started: float
-    budget_s: float | None
-
-    @property
-    def seconds(self) -> float:
-        return time.perf_counter() - self.started
-
-    @property
-    def left_s(self) -> float:
-        return np.inf if self.budget_s is None else self.budget_s - self.seconds
-
-    @property
-    def limit_s(self) -> float | None:
-        """Time left as solvers take it: None without a limit."""
-        return None if self.budget_s is None else max(self.left_s, 0.0)
 
 
 def threshold(cost: float, gap: float) -> float:

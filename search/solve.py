@@ -1,43 +1,32 @@
-"""solve(): the one door. Memory rows are added only as they turn out to bind.
-
-    rows := {}
-    repeat: x := optimum of the problem with `rows` only (relaxed.solve_model): its cost bounds the whole
-            if x holds every row: it is optimal
-            rows := rows + a few that x exceeds most
-            if nothing is known to fit: what is the least excess of any choice? (memory.least_excess)
+"""solve(): the one door. Small problems go to the exact search; large ones are contracted first, and what is then
+still large gets prices, dual ascent and moves on forests before the exact search, if that can be of use at all.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
 import time
 
 import numpy as np
 
+from .anytime import Clock, Incumbent, Progress
 from .brute import explain_excess
-from .memory import Excess, least_excess, violated_rows
-from .model import base_model, with_rows
+from .contract import Contraction, contract
+from .exact import excess_text, solve_exact
+from .lagrange import Lagrangian
+from .model import base_model
 from .problem import Problem
-from .relaxed import Clock, Search, solve_model, threshold
+from .relaxed import PROGRAM_SIZE, threshold
 from .solution import Infeasibility, Solution, Status, relative_gap
 
-
-@dataclass(eq=False)
-class _Incumbent:
-    """The best choice known to hold every row."""
-
-    problem: Problem
-    choice: np.ndarray | None = None
-    cost: float = np.inf
-
-    def offer(self, choice: np.ndarray | None) -> bool:
-        """Keeps `choice` if it is feasible and cheaper; True if it is feasible."""
-        if choice is None:
-            return False
-        found = self.problem.evaluate(choice)
-        if found.feasible and found.cost < self.cost:
-            self.choice, self.cost = np.asarray(choice, dtype=np.int64), found.cost
-        return found.feasible
+# Pairs of strategies on all edges from which on contraction comes first (about a second per million).
+CONTRACTED_PAIRS = 1_000_000
+# Distinct pairs from which on the exact search does not come to an end within minutes, and the share of a budget
+# that goes to the Lagrangian where it does.
+OUT_OF_REACH, LAGRANGIAN_SHARE = 1_000_000, 0.4
+# What is left of a large problem's budget for the last bound.
+LAST_SHARE = 0.05
 
 
 def solve(
@@ -48,6 +37,9 @@ def solve(
     initial: np.ndarray | None = None,
     gap: float = 1e-6,
     prove: bool = True,
+    seed: int = 0,
+    on_better: Callable[[Progress], object] | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> Solution:
     """The least-cost choice of `problem`.
 
@@ -55,89 +47,85 @@ def solve(
     cutoff: stop with CUTOFF once nothing can cost less (if `initial` costs just that, it is the answer).
     initial: a known choice [N] to start from. gap: relative optimality tolerance, (cost - bound) / |cost|.
     prove: False stops after the LP relaxation and the program over its support, with what gap there is.
+    seed: of the moves' randomness on large problems; equal arguments give equal steps.
+    on_better: called with every better choice's Progress. stop: asked between steps (HiGHS is not interrupted);
+    once it is true, what is known then is the answer.
     Raises ValueError for an `initial` of the wrong shape.
     """
-    clock, incumbent, base = Clock(time.perf_counter(), budget_s), _Incumbent(problem), base_model(problem)
-    incumbent.offer(initial)
-    rows, bound = np.zeros(0, dtype=np.int64), -np.inf
-    starts = [] if initial is None else [problem.checked_choice(initial)]
-    while True:
-        ceiling = min(cutoff, threshold(incumbent.cost, gap))
-        search = solve_model(Search(with_rows(base, problem, rows), ceiling, gap, clock, prove), starts)
-        bound = max(bound, search.bound)
-        held = incumbent.offer(search.best)
-        if (
-            search.proven
-            and search.best is None
-            and incumbent.choice is None
-            and len(rows)
-            and cutoff == np.inf
-        ):
-            return _does_not_fit(problem, least_excess(problem, base, starts[-1], clock), clock)
-        if search.proven and (search.best is None or held):
-            return _ended(incumbent, cutoff, bound, gap, clock, search)
-        if clock.left_s <= 0 or search.best is None or held:
-            return _stopped(incumbent, bound, clock, search)
-        starts.append(search.best)
-        new = violated_rows(problem, search.best, rows)
-        assert len(new), "a choice that exceeds a row of the model was called feasible for it"
-        rows = np.concatenate([rows, new])
-        if incumbent.choice is None:
-            phase = least_excess(problem, base, search.best, clock)
-            rows = np.union1d(rows, phase.rows)
-            if phase.bound_bytes > float(problem.row_tolerance_bytes.max()):
-                return _does_not_fit(problem, phase, clock)
-            incumbent.offer(phase.choice)
-            starts.append(phase.choice)
+    clock = Clock(time.perf_counter(), budget_s, stop)
+    if initial is not None:
+        initial = problem.checked_choice(initial)
+    if sum(cost.size for cost in problem.edge_costs) < CONTRACTED_PAIRS:
+        incumbent = Incumbent(problem, clock, on_better)
+        incumbent.offer(initial)
+        return solve_exact(problem, incumbent, cutoff=cutoff, start=initial, gap=gap, prove=prove)
+    small = contract(problem)
+    if small.infeasible:
+        text = f"no choice is allowed ({small.infeasible}); allow more strategies or pairs"
+        why = Infeasibility(np.inf, np.inf, None, None)
+        return Solution(Status.INFEASIBLE, None, np.inf, np.inf, clock.seconds, text, "contraction", why)
+    incumbent = Incumbent(small.problem, clock, on_better)
+    start = None if initial is None else small.project(initial)
+    incumbent.offer(start)
+    found = solve_contracted(small.problem, incumbent, cutoff=cutoff, start=start, gap=gap, prove=prove, seed=seed)
+    return _lifted(problem, small, found, clock)
 
 
-def _ended(
-    incumbent: _Incumbent, cutoff: float, bound: float, gap: float, clock: Clock, search: Search
+def solve_contracted(
+    problem: Problem,
+    incumbent: Incumbent,
+    *,
+    cutoff: float = np.inf,
+    start: np.ndarray | None = None,
+    gap: float = 1e-6,
+    prove: bool = True,
+    seed: int = 0,
+    reach: int = OUT_OF_REACH,
 ) -> Solution:
-    """The search was exhausted: optimal, cut off, or nothing is allowed."""
-    if incumbent.choice is not None and incumbent.cost <= cutoff:
-        bound = min(bound, incumbent.cost)
-        text = f"proven optimal to a relative gap of {gap:g} by {search.method}"
-        return Solution(
-            Status.OPTIMAL, incumbent.choice, incumbent.cost, bound, clock.seconds, text, search.method
-        )
-    if cutoff < np.inf:
-        text = f"no choice costs less than the cutoff {cutoff:g}; raise it to see what is best"
-        return Solution(
-            Status.CUTOFF,
-            incumbent.choice,
-            incumbent.cost,
-            bound,
-            clock.seconds,
-            text,
-            search.method,
-        )
-    why = Infeasibility(np.inf, np.inf, None, None)
-    proof = search.detail or f"proven by {search.method}"
-    text = f"no choice is allowed ({proof}); allow more strategies or pairs"
-    return Solution(Status.INFEASIBLE, None, np.inf, np.inf, clock.seconds, text, search.method, why)
+    """The same for a problem that has been contracted; `reach`: the size up to which the exact search is of use with
+    a budget. See solve_exact for the other arguments.
+    """
+    clock, size = incumbent.clock, base_model(problem).size
+    if size > (reach if clock.budget_s is None else min(reach, PROGRAM_SIZE)):
+        reachable = size <= reach or clock.budget_s is None
+        whole = clock.part(LAGRANGIAN_SHARE if size <= reach else 1 - LAST_SHARE)
+        search = Lagrangian(problem, incumbent, whole, seed)
+        ended = lambda: incumbent.bound >= min(cutoff, threshold(incumbent.cost, gap))  # noqa: E731
+        search.run(cutoff, ended)
+        while not reachable and incumbent.choice is not None and whole.left_s > 0 and not ended():
+            search.run(cutoff, ended)
+        search.polish(clock)
+        if ended() or (incumbent.choice is not None and not reachable):
+            return _answer(incumbent, cutoff, ended(), gap)
+    start = start if incumbent.choice is None else incumbent.choice
+    return solve_exact(problem, incumbent, cutoff=cutoff, start=start, gap=gap, prove=prove)
 
 
-def _does_not_fit(problem: Problem, phase: Excess, clock: Clock) -> Solution:
-    """Memory: what every choice exceeds, and what would be enough."""
-    why = explain_excess(problem, phase.choice, phase.bound_bytes)
-    needed = problem.limits[why.row] + why.smallest_excess_bytes
-    text = (
-        f"every choice exceeds a memory limit by at least {why.excess_bound_bytes:.0f} bytes; raise the"
-        f" limits by {why.smallest_excess_bytes:.0f} bytes (row {why.row}: to {needed:.0f})"
-    )
-    return Solution(Status.INFEASIBLE, None, np.inf, np.inf, clock.seconds, text, "least excess", why)
+def _answer(incumbent: Incumbent, cutoff: float, proven: bool, gap: float) -> Solution:
+    """What the Lagrangian's search has come to. `proven`: nothing of interest costs less."""
+    choice, cost, seconds, method = incumbent.choice, incumbent.cost, incumbent.clock.seconds, "Lagrangian"
+    bound = min(incumbent.bound, cost)
+    if not proven:
+        text = f"stopped at a gap of {relative_gap(cost, bound):.2%}; give a larger budget_s"
+        return Solution(Status.FEASIBLE, choice, cost, bound, seconds, text, method)
+    if choice is not None and cost <= cutoff:
+        text = f"proven optimal to a relative gap of {gap:g} by the Lagrangian's bound"
+        return Solution(Status.OPTIMAL, choice, cost, bound, seconds, text, method)
+    text = f"no choice costs less than the cutoff {cutoff:g}; raise it to see what is best"
+    return Solution(Status.CUTOFF, choice, cost, bound, seconds, text, method)
 
 
-def _stopped(incumbent: _Incumbent, bound: float, clock: Clock, search: Search) -> Solution:
-    """Out of time, no proof asked for, or the solver gave up."""
-    if incumbent.choice is None:
-        text = f"stopped without a choice that fits ({search.detail}); give a larger budget_s"
-        return Solution(Status.TIME_LIMIT, None, np.inf, bound, clock.seconds, text, search.method)
-    bound = min(bound, incumbent.cost)
-    reached = relative_gap(incumbent.cost, bound)
-    action = "give a larger budget_s" if search.prove else "ask for a proof"
-    text = f"stopped at a gap of {reached:.2%} ({search.detail}); {action}"
-    return Solution(
-        Status.FEASIBLE, incumbent.choice, incumbent.cost, bound, clock.seconds, text, search.method
-    )
+def _lifted(problem: Problem, small: Contraction, found: Solution, clock: Clock) -> Solution:
+    """An answer for the contracted problem as one for the problem itself."""
+    if found.choice is not None:
+        choice = small.lift(found.choice)
+        checked = problem.evaluate(choice)
+        assert checked.feasible, f"a choice that fits the contracted problem exceeds by {checked.excess_bytes} bytes"
+        found = replace(found, choice=choice, cost=checked.cost, bound=min(found.bound, checked.cost))
+    why = found.infeasibility
+    if why is not None and why.choice is not None:
+        why = explain_excess(problem, small.lift(why.choice), why.excess_bound_bytes)
+        bound = min(why.excess_bound_bytes, why.smallest_excess_bytes)
+        found = replace(found, infeasibility=replace(why, excess_bound_bytes=bound))
+        found = replace(found, message=excess_text(problem, found.infeasibility))
+    return replace(found, seconds=clock.seconds)
