@@ -40,12 +40,13 @@ class _Tier:
 
 
 class Forest:
-    """One induced forest of a Flat, ready to be used with any costs."""
+    """One induced forest of a Flat, ready to be used with any costs. nodes: those in it, ascending."""
 
     def __init__(self, flat: Flat, rng: np.random.Generator) -> None:
         self.flat = flat
         arcs = flat.arcs
         inside = _random_forest(flat, rng)
+        self.nodes = np.flatnonzero(inside)
         self._outward = np.flatnonzero(inside[arcs.own] & ~inside[arcs.other])
         lengths = np.diff(arcs.slot)[self._outward]
         slots = ranges(arcs.slot[self._outward], lengths)

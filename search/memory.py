@@ -81,7 +81,8 @@ def least_excess(problem: Problem, base: Model, start: np.ndarray, clock: Clock)
     even = np.where(np.isfinite(problem.limits), 1.0, 0.0) / max(1, np.isfinite(problem.limits).sum())
     seen = [problem.rows_bytes(start) - problem.limits]
     best, excess, bound = start, float(seen[0].max()), -np.inf
-    weights, used = np.eye(problem.num_rows)[int(np.argmax(seen[0]))], np.zeros(problem.num_rows, dtype=bool)
+    weights, used = np.zeros(problem.num_rows), np.zeros(problem.num_rows, dtype=bool)
+    weights[int(np.argmax(seen[0]))] = 1.0
     for cut in range(CUTS):
         if excess <= 0 or clock.left_s <= 0:
             break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 import sys
 
@@ -11,6 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
 
 import fidelity
+import iopddl
 import zoo
 from zoo.flops import step_flops
 
@@ -78,3 +80,21 @@ def test_a_small_program_is_planned_verified_and_measured(monkeypatch):
     assert row["measured_step_time_s"] > 0
     assert row["wire_bytes"]["all-reduce"][1] > 0
     assert fidelity.table([row]).count("\n") == 2
+
+
+def test_contest_benchmark_writes_a_row_for_an_instance(tmp_path, capsys):
+    instance = {
+        "problem": {
+            "nodes": {"costs": [[15, 55], [45, 65]], "usages": [[10, 25], [30, 10]], "intervals": [[0, 6], [2, 4]]},
+            "edges": {"nodes": [[0, 1]], "costs": [[30, 40, 0, 5]]},
+            "usage_limit": 36,
+        }
+    }
+    (tmp_path / "tiny.json").write_text(json.dumps(instance))
+    iopddl.main([str(tmp_path / "tiny.json"), "--json", str(tmp_path / "rows.json")])
+    (row,) = json.loads((tmp_path / "rows.json").read_text())
+    assert row["cost"] == 120 == pytest.approx(row["bound"], rel=2e-6) and row["status"] == "optimal"
+    assert 0 < row["seconds_to_first"] <= row["seconds"] and row["peak_rss_bytes"] > 1e6
+    assert "tiny" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        iopddl.main([str(tmp_path / "missing.json")])

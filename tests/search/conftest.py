@@ -102,3 +102,9 @@ def _layered(layers: int, *, seed: int = 0, tightness: float | None = None) -> P
         limits = np.maximum(limits, least + 0.02 * (most - least))
         memory = (tuple(Buffer(i, None, u) for i, u in enumerate(usage)), live, limits)
     return Problem(tuple(costs), np.array(pairs), tuple(edges), *memory)
+
+
+@pytest.fixture(scope="session")
+def more_tiny_problems():
+    """(seed, problem), of other seeds than tiny_problems: three times as many."""
+    return [(seed, tiny_problem(seed)) for seed in range(COUNT, 4 * COUNT)]
