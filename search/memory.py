@@ -53,7 +53,7 @@ def violated_rows(
     live = problem.live_at(worst) * sizes
     picked: list[int] = []
     for n in range(len(worst)):
-        shared = [np.minimum(live[n], live[p]).sum() / live[n].sum() for p in picked]
+        shared = [np.minimum(live[n], live[p]).sum() / max(live[n].sum(), 1.0) for p in picked]
         if not any(share > OVERLAP for share in shared):
             picked.append(n)
         if len(picked) == ROWS_AT_ONCE:

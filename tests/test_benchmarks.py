@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
 
 import fidelity
 import iopddl
+import solvers
 import zoo
 from zoo.flops import step_flops
 
@@ -98,3 +99,10 @@ def test_contest_benchmark_writes_a_row_for_an_instance(tmp_path, capsys):
     assert "tiny" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         iopddl.main([str(tmp_path / "missing.json")])
+
+
+def test_solvers_benchmark_finds_the_same_optimum(tmp_path, capsys):
+    solvers.main(["--programs", "mixer", "--json", str(tmp_path / "rows.json")])
+    (row,) = json.loads((tmp_path / "rows.json").read_text())
+    assert row["same"] and row["ratio"] > 1 and row["nodes"] > 100
+    assert "median ratio" in capsys.readouterr().out
