@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import networkx as nx
 import numpy as np
 import scipy.sparse as sp
 
@@ -78,13 +79,19 @@ class Flat:
         self.problem = problem
         self.first = first_of(problem.num_strategies)
         self.edges, tables = _edges(problem)
-        self.level = _levels(problem.num_nodes, self.edges)
+        graph = nx.empty_graph(problem.num_nodes)
+        graph.add_edges_from(self.edges.tolist())
+        self.neighbours = [list(graph[i]) for i in graph]
+        level = nx.greedy_color(graph, strategy="largest_first")
+        self.level = np.array([level[i] for i in graph], dtype=np.int64)
         self.arcs, cores = _arcs(self.edges, tables, self.level, self.first)
         self.sorted_first = first_of(np.diff(self.arcs.slot)[self.arcs.twin])
-        self.neighbours = _neighbours(problem.num_nodes, self.edges)
         self.cap = _cap(problem, [parts[0] for parts in cores])
-        self.unary = _capped(_joined(list(problem.node_costs)), self.cap)
-        self.pairs = _capped(_joined([parts[0].reshape(-1) for parts in cores]), self.cap)
+        unary, pairs = _joined(list(problem.node_costs)), _joined([parts[0].reshape(-1) for parts in cores])
+        self._forbidden = np.flatnonzero(~np.isfinite(unary)), np.flatnonzero(~np.isfinite(pairs))
+        unary[self._forbidden[0]] = pairs[self._forbidden[1]] = self.cap
+        self.unary, self.pairs = unary, pairs
+        self._most_saved = np.array([np.ptp(buffer.usage) for buffer in problem.buffers])
         self._node_use, self._edge_use = _uses(problem, self.first, self.arcs, cores)
 
     def priced(self, price: np.ndarray) -> Costs:
@@ -94,8 +101,15 @@ class Flat:
             return Costs(self.unary, self.pairs, self.problem.offset)
         weights = self.problem.weigh(price)
         constant = self.problem.offset - float(price[used] @ self.problem.limits[used])
-        unary = self.unary + self._node_use @ weights
-        return Costs(unary, self.pairs if self._edge_use is None else self.pairs + self._edge_use @ weights, constant)
+        unary, pairs = self.unary + self._node_use @ weights, self.pairs
+        if self._edge_use is not None:
+            pairs = pairs + self._edge_use @ weights
+        if len(self._forbidden[0]) or len(self._forbidden[1]):
+            saved = float(weights @ self._most_saved)  # what is not allowed must stay dearer than all it can save
+            unary[self._forbidden[0]] += saved
+            pairs = pairs.copy() if pairs is self.pairs else pairs
+            pairs[self._forbidden[1]] += saved
+        return Costs(unary, pairs, constant)
 
     def rows_bytes(self, choice: np.ndarray) -> np.ndarray:
         """Bytes at every row under a choice, [R]."""
@@ -123,10 +137,6 @@ def _marked(count: int, places: np.ndarray) -> np.ndarray:
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
     return np.concatenate(parts) if parts else np.zeros(0)
-
-
-def _capped(costs: np.ndarray, cap: float) -> np.ndarray:
-    return np.where(np.isfinite(costs), costs, cap)
 
 
 def argmin_pieces(values: np.ndarray, first: np.ndarray) -> np.ndarray:
@@ -166,24 +176,6 @@ def _cap(problem: Problem, cores: list[np.ndarray]) -> float:
             spread += float(finite.max() - finite.min())
             least = max(least, abs(float(finite.min())))
     return least + spread + 1e-300
-
-
-def _neighbours(count: int, pairs: np.ndarray) -> list[list[int]]:
-    around: list[list[int]] = [[] for _ in range(count)]
-    for u, v in pairs.tolist():
-        around[u].append(v)
-        around[v].append(u)
-    return around
-
-
-def _levels(count: int, pairs: np.ndarray) -> np.ndarray:
-    """A level for every node, no two neighbours in one: greedily, those with most neighbours first. [N]"""
-    around = _neighbours(count, pairs)
-    level = [-1] * count
-    for i in sorted(range(count), key=lambda i: (-len(around[i]), i)):
-        taken = {level[j] for j in around[i]}
-        level[i] = next(c for c in range(count + 1) if c not in taken)
-    return np.array(level, dtype=np.int64)
 
 
 def _arcs(

@@ -28,9 +28,8 @@ from .sweeps import Sweeps
 FORESTS, RENEWED_EVERY = 16, 3
 FIRST_SWEEPS, LAST_SWEEPS, FIRST_MOVES = 15, 60, 10
 STEPS, DRIVEN_EVERY, LABEL_MOVES = 10, 5, 3
-# Polyak's factor: where it starts, what it is multiplied with after so many steps without a higher Lagrangian, and
-# where the search ends.
-FACTOR, DECAY, PATIENCE, LEAST_FACTOR = 0.1, 0.7, 200, 1e-3
+# Polyak's factor: where it starts, what it is multiplied with after so many rounds, and where the search ends.
+FACTOR, DECAY, DECAYS_EVERY, LEAST_FACTOR = 0.1, 0.7, 20, 1e-3
 # A drive's rising prices: most steps, growth from one to the next, the first as a share of the gap.
 DRIVE_STEPS, DRIVE_GROWTH, DRIVE_FIRST = 60, 1.4, 1e-3
 # While nothing is known to fit: the growths tried one after another, from the first step's share of the gap up by a
@@ -66,22 +65,18 @@ class Lagrangian:
         self._look(choice)
         if not np.isfinite(self.cost) and not self._first_fit(choice, price, costs):
             return
-        rounds, factor, highest, patience = 0, FACTOR, -np.inf, PATIENCE
+        rounds, factor = 0, FACTOR
         while factor > LEAST_FACTOR and self._clock.left_s > 0 and not ended():
             for _ in range(STEPS):
-                lagrangian = self.flat.cost(choice, costs)
-                if lagrangian > highest + 1e-6 * max(self.cost - highest, 0.0):
-                    highest, patience = lagrangian, PATIENCE
-                patience -= 1
-                price = self._step(choice, price, factor, lagrangian)
+                price = self._step(choice, price, costs, factor)
                 costs = self.flat.priced(price)
                 choice = self._move(choice, costs, 1)
                 self._look(choice)
-            if patience <= 0:
-                factor, patience = factor * DECAY, PATIENCE
             suggested = [self._move(c, costs, LABEL_MOVES) for c in self._double_sweep(price, costs)]
             choice = self._cheapest([choice, *suggested], costs)
             rounds += 1
+            if rounds % DECAYS_EVERY == 0:
+                factor *= DECAY
             if rounds % DRIVEN_EVERY == 0:
                 self._drive(choice, price, DRIVE_FIRST * (self.cost - self._bound), DRIVE_GROWTH, DRIVE_STEPS)
             if rounds % RENEWED_EVERY == 0:
@@ -124,43 +119,40 @@ class Lagrangian:
                 self.cost = self.incumbent.cost
         return rows
 
-    def _step(self, choice: np.ndarray, price: np.ndarray, factor: float, lagrangian: float) -> np.ndarray:
+    def _step(self, choice: np.ndarray, price: np.ndarray, costs: Costs, factor: float) -> np.ndarray:
         """The next prices by Polyak's rule; rows that have no price and room are left out."""
         over = (self.flat.rows_bytes(choice) - self.problem.limits) / self._unit
         over[(price <= 0) & (over < 0)] = 0.0
         steepness = float(over @ over)
         if steepness == 0.0:
             return price
-        missing = max(self.cost - lagrangian, 1e-3 * (self.cost - self._bound))
+        missing = max(self.cost - self.flat.cost(choice, costs), 1e-3 * (self.cost - self._bound))
         return np.maximum(0.0, price + factor * missing / steepness * over / self._unit)
 
     def _drive(
         self, choice: np.ndarray, price: np.ndarray, first: float, growth: float, steps: int, *, led: bool = False
-    ) -> bool:
-        """Whether prices that rise, faster and faster, where `choice` exceeds the limits brought it within them.
+    ) -> None:
+        """Brings `choice` within the limits, if prices that rise, faster and faster, where it exceeds them can do so.
 
         first: the first step's rise, a cost shared among the rows by how much they are exceeded. led: now and then
         goes on from what dual ascent suggests.
         """
         for step in range(steps):
             over = np.maximum(0.0, self._look(choice) - self._room) / self._unit
-            if not over.any():
-                return True
-            if self._clock.left_s <= 0:
-                break
+            if not over.any() or self._clock.left_s <= 0:
+                return
             price = price + first * growth**step * over / over.sum() / self._unit
             costs = self.flat.priced(price)
             if led and step % LED_EVERY == LED_EVERY - 1:
                 choice = self._cheapest([choice, *self._double_sweep(price, costs)], costs)
             choice = self._move(choice, costs, 1)
-        return False
 
     def _first_fit(self, choice: np.ndarray, price: np.ndarray, costs: Costs) -> bool:
         """Whether a first choice that fits was found, by slower and slower drives."""
         cost = self.flat.cost(choice, costs)
         first = BLIND_FIRST * (cost - self._bound + 1e-6 * (abs(cost) + self.flat.cap))
         for growth in BLIND_GROWTHS:
-            steps = int(np.log(BLIND_RANGE) / np.log(growth))
-            if self._drive(choice, price, first, growth, steps, led=True):
+            self._drive(choice, price, first, growth, int(np.log(BLIND_RANGE) / np.log(growth)), led=True)
+            if np.isfinite(self.cost):
                 return True
         return False

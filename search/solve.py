@@ -87,15 +87,15 @@ def solve_contracted(
     """
     clock, size = incumbent.clock, base_model(problem).size
     if size > (reach if clock.budget_s is None else min(reach, PROGRAM_SIZE)):
-        reachable = size <= reach or clock.budget_s is None
-        whole = clock.part(LAGRANGIAN_SHARE if size <= reach else 1 - LAST_SHARE)
+        exact_follows = size <= reach or clock.budget_s is None
+        whole = clock.part(LAGRANGIAN_SHARE if exact_follows else 1 - LAST_SHARE)
         search = Lagrangian(problem, incumbent, whole, seed)
         ended = lambda: incumbent.bound >= min(cutoff, threshold(incumbent.cost, gap))  # noqa: E731
         search.run(cutoff, ended)
-        while not reachable and incumbent.choice is not None and whole.left_s > 0 and not ended():
+        while not exact_follows and incumbent.choice is not None and whole.left_s > 0 and not ended():
             search.run(cutoff, ended)
         search.polish(clock)
-        if ended() or (incumbent.choice is not None and not reachable):
+        if ended() or (incumbent.choice is not None and not exact_follows):
             return _answer(incumbent, cutoff, ended(), gap)
     start = start if incumbent.choice is None else incumbent.choice
     return solve_exact(problem, incumbent, cutoff=cutoff, start=start, gap=gap, prove=prove)

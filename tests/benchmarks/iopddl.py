@@ -10,6 +10,7 @@ contest's, for instances that it names (github.com/google/iopddl), else 60 s.
 import argparse
 import json
 from pathlib import Path
+import resource
 import subprocess
 import sys
 import time
@@ -42,8 +43,6 @@ def run_one(path: Path, budget_s: float) -> dict:
     solution = solve(problem, budget_s=max(left, 0.1), on_better=better)
     if solution.choice is not None:
         assert problem.evaluate(solution.choice).feasible
-    import resource
-
     scale = 1 if sys.platform == "darwin" else 1024
     return {
         "instance": path.name.split(".")[0],

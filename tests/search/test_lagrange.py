@@ -43,6 +43,21 @@ def test_flat_costs_and_bytes_are_the_problems(priced_problems):
                 assert np.isclose(cost, wanted, rtol=1e-9, atol=1e-9 * flat.cap)
 
 
+def test_what_is_not_allowed_is_dearer_than_all_that_is_at_any_price(tiny_problems):
+    mixed = 0
+    for problem, _ in tiny_problems[:200]:
+        flat = Flat(problem)
+        costs = flat.priced(np.full(problem.num_rows, 1e3 * flat.cap))
+        choices = np.indices(problem.num_strategies).reshape(problem.num_nodes, -1).T
+        allowed = np.isfinite([problem.cost(choice) for choice in choices])
+        paid = np.array([flat.cost(choice, costs) for choice in choices])
+        if allowed.any() and not allowed.all():
+            mixed += 1
+            assert allowed[paid <= paid.min() + 1e-12 * np.abs(paid).max()].any()
+            assert paid[~allowed].min() >= paid[allowed].min() - 1e-12 * np.abs(paid).max()
+    assert mixed > 40
+
+
 def test_sweeps_bound_from_below_and_never_fall(priced_problems):
     reached = 0
     for seed, (_, flat, _, costs, _, paid) in enumerate(priced_problems):
@@ -98,18 +113,18 @@ def test_lagrangian_alone_is_honest_and_mostly_right(tiny_problems):
     assert fits > 50 and optimal >= 0.8 * fits
 
 
-def test_large_problems_way_equals_brute_force(tiny_problems):
+def test_large_problems_way_equals_brute_force(tiny_problems, monkeypatch):
     """Contraction, Lagrangian and exact search one after another, as on a large problem without a budget."""
-    for seed, (problem, wanted) in enumerate(tiny_problems[150:230]):
+    monkeypatch.setattr("autoplan.search.lagrange.LEAST_FACTOR", 0.09)  # one decay
+    for seed, (problem, wanted) in enumerate(tiny_problems[150:200]):
         small = contract(problem)
         if small.infeasible:
             assert wanted.status is Status.INFEASIBLE
             continue
-        looks = itertools.count()
-        clock = Clock(time.perf_counter(), None, lambda looks=looks: 3 < next(looks) < 60)
+        clock = Clock(time.perf_counter(), None)
         got = solve_contracted(small.problem, Incumbent(small.problem, clock), reach=-1)
-        assert got.status in (wanted.status, Status.FEASIBLE, Status.TIME_LIMIT), (seed, got)
-        if got.status is Status.OPTIMAL:
+        assert got.status is wanted.status, (seed, got)
+        if wanted.choice is not None:
             assert np.isclose(got.cost, wanted.cost, rtol=2e-6), seed
 
 
