@@ -5,6 +5,7 @@ import importlib.metadata
 from .api import Compiled, Parallelized, Traced, parallelize
 from .errors import (
     ClusterError,
+    CompilerError,
     DeviceError,
     MemoryLimitError,
     PinError,
@@ -20,6 +21,7 @@ __version__ = importlib.metadata.version("autoplan")
 __all__ = [
     "ClusterError",
     "Compiled",
+    "CompilerError",
     "DeviceError",
     "MemoryLimitError",
     "Parallelized",

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import functools
 import types
 from typing import Any
+import warnings
 
 import jax
 from jax.sharding import Mesh, NamedSharding
@@ -22,7 +23,8 @@ from .birth import born
 from .compiled import Compiled
 from .errors import PinError, PlanError
 from .executable import Executable, OtherTypes, build
-from .plan import MeshShape, Plan
+from .fallback import first_that_compiles
+from .plan import Candidate, MeshShape, Plan
 from .planfile import check_program
 from .planner import AXIS_NAMES, BUDGET_S, LAYOUTS, make_plan
 from .signature import Names, Numbers, Signature, signature_of
@@ -294,9 +296,9 @@ class Parallelized:
         return self._latest
 
     def _build(self, traced: Traced) -> Executable:
-        plan = self._plan(traced)
-        target = devices.resolve(self._options.cluster)
-        return build(traced.trace, plan, devices.run_mesh(target, plan.mesh), target.mesh)
+        plan, executable = traced.compiled(self._plan(traced))
+        self._latest = self._plans[traced.trace.fingerprint] = plan
+        return executable
 
 
 @dataclass(frozen=True, repr=False)
@@ -321,25 +323,57 @@ class Traced:
         if options.plan is not None:
             check_program(options.plan, self.trace.fingerprint, self.trace.inputs)
             return options.plan.with_trace(self.trace)
+        if not options.verify:
+            return self._replan()
+        plan = plan_that_fits(self._replan, lambda plan: verify(plan, self.trace), self.trace)
+        return plan.with_trace(self.trace)
+
+    def compiled(self, plan: Plan) -> tuple[Plan, Executable]:
+        """The plan's program, compiled for its devices; if the compiler refuses it and the plan is not one that was
+        given, the next plan and its program.
+
+        Raises:
+          CompilerError: the compiler refuses the given plan, or all that were tried.
+          PlanError: it cannot run on the devices that are there.
+        """
+        target = devices.resolve(self.options.cluster)
+
+        def executable(plan: Plan) -> Executable:
+            return build(self.trace, plan, devices.run_mesh(target, plan.mesh), target.mesh)
+
+        if self.options.plan is not None:
+            return plan, executable(plan)
+        made, program = first_that_compiles(plan, executable, self._replan, self.trace)
+        if made is not plan:
+            warnings.warn(f"{self.trace.name}: {made.notes[-1]}", stacklevel=5)  # the line that calls the step
+            program.plan = made.with_trace(self.trace)
+        return program.plan, program
+
+    def _replan(
+        self,
+        *,
+        memory_bytes: float | None = None,
+        like: Candidate | None = None,
+        whole: frozenset[str] = frozenset(),
+    ) -> Plan:
+        """See `fallback.Replan`."""
+        options = self.options
         target = devices.resolve(options.cluster)
         mesh = _mesh_of_program(self.trace, target, options) or target.fixed_mesh
         if mesh is None:
             _check_pinned_axes(self.trace)
-
-        def plan_within(memory_bytes: float | None) -> Plan:
-            return make_plan(
-                self.trace,
-                target.cluster,
-                memory_bytes=options.memory_bytes if memory_bytes is None else memory_bytes,
-                mesh_shape=mesh.axis_sizes if mesh else options.mesh_shape,
-                layout=options.layout,
-                budget_s=options.budget_s,
-                **({"axis_names": mesh.axis_names} if mesh else {}),
-            )
-
-        if not options.verify:
-            return plan_within(None).with_trace(self.trace)
-        return plan_that_fits(plan_within, lambda plan: verify(plan, self.trace)).with_trace(self.trace)
+        if like is not None:
+            mesh = like.mesh
+        return make_plan(
+            self.trace,
+            target.cluster,
+            memory_bytes=options.memory_bytes if memory_bytes is None else memory_bytes,
+            mesh_shape=mesh.axis_sizes if mesh else options.mesh_shape,
+            layout=options.layout if like is None else like.name,
+            budget_s=options.budget_s,
+            axis_names=mesh.axis_names if mesh else None,
+            whole=whole,
+        ).with_trace(self.trace)
 
     def __str__(self) -> str:
         return str(self.trace.jaxpr)

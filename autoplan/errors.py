@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import math
+import re
 from typing import Any
 
 __all__ = [
     "ClusterError",
+    "CompilerError",
     "DeviceError",
     "MemoryLimitError",
     "PinError",
@@ -24,6 +26,10 @@ __all__ = [
     "ShardingError",
     "StateError",
 ]
+
+
+# Characters of a compiler's message that are shown.
+_SUMMARY = 600
 
 
 def describe_array(dtype: Any, shape: Sequence[int]) -> str:
@@ -90,6 +96,33 @@ class PlanError(ValueError):
 
 class ClusterError(PlanError):
     """The cluster is unknown, or what was given is no cluster."""
+
+
+class CompilerError(PlanError):
+    """The compiler refuses the program of a plan.
+
+    Args:
+      said: its message, or its log from the error on.
+
+    Attributes:
+      said: the same.
+      summary: the line of it that says why.
+      out_of_memory: whether the program takes more memory than the devices have.
+    """
+
+    def __init__(self, said: str, *, source: str | None = None) -> None:
+        self.said = said.strip()
+        self.out_of_memory = "RESOURCE_EXHAUSTED" in said
+        errors = re.findall(r"^[\w.]*(?:Error|Exception|error): .*$", said, re.MULTILINE)
+        lines = self.said.splitlines() or ["nothing"]
+        self.summary = (lines[0] if self.out_of_memory or not errors else errors[-1])[:_SUMMARY]
+        super().__init__(
+            "the compiled program must fit the memory" if self.out_of_memory else "the program of a plan must compile",
+            got=self.summary,
+            action="Plan with a smaller `memory`, or for more devices" if self.out_of_memory else
+            "Try another `layout` or `mesh_shape`; if jax.jit compiles the step, report the plan as a fault",
+            source=source,
+        )  # fmt: skip
 
 
 class DeviceError(PlanError):

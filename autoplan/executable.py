@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from . import compat
 from .emit import emit
-from .errors import DeviceError, check_divisible
+from .errors import CompilerError, DeviceError, check_divisible
 from .plan import Plan
 from .trace import Trace
 
@@ -134,6 +134,7 @@ def build(trace: Trace, plan: Plan, mesh: Mesh, given: Mesh | None = None) -> Ex
 
     Raises:
       ShardingError: the plan splits a leaf of the arguments or results unevenly.
+      CompilerError: the compiler refuses the program.
       DeviceError: `jax.set_mesh` has set a mesh of other devices.
     """
     context = jax.sharding.get_abstract_mesh()
@@ -150,7 +151,11 @@ def build(trace: Trace, plan: Plan, mesh: Mesh, given: Mesh | None = None) -> Ex
         )
     with compat.automatic_mesh():
         jitted, avals = jit_step(trace, plan, mesh)
-        compiled = jitted.lower(*avals).compile()
+        lowered = jitted.lower(*avals)
+        try:
+            compiled = lowered.compile()
+        except jax.errors.JaxRuntimeError as error:
+            raise CompilerError(str(error), source=trace.source) from error
     in_shardings = tuple(NamedSharding(mesh, spec) for spec in plan.in_shardings)
     explicit = given is not None and given.axis_types != mesh.axis_types
     labels = [NamedSharding(given, spec) for spec in plan.out_shardings] if explicit else ()

@@ -14,9 +14,10 @@ import numpy as np
 from . import layouts
 from .compat import Spec
 from .errors import PinError, check_divisible
+from .folding import Folded
 from .graph import Graph, Node
 from .reshard import Machine
-from .strategies import NONE, Strategies, layout_strategies
+from .strategies import NONE, Strategies, enumerate_strategies, layout_strategies
 from .trace import Leaf, Trace
 
 Allowed = dict[int, Callable[[np.ndarray], np.ndarray]]
@@ -64,6 +65,18 @@ def wanted_strategies(graph: Graph, machine: Machine, names: Sequence[str]) -> d
             found[node.index] = layout_strategies(codes[match(codes)], len(operands), 1, machine.shape)
         else:
             found[node.index] = _in_one_way(node, [*operands, *results], machine, tuple(names))
+    return found
+
+
+def left_whole(folded: Folded, lines: frozenset[str], axis_sizes: Sequence[int]) -> dict[int, Strategies]:
+    """By the first node of each class with an operation of these lines ("file:line"), its one strategy: unsplit. What
+    the program lays out itself is not among them."""
+    graph, found = folded.graph, {}
+    for members in folded.members:
+        own = [graph.nodes[m] for m in members if m < len(graph.nodes)]
+        if any(n.kind == "op" and n.wanted is None and n.source.partition(" ")[0] in lines for n in own):
+            rule = graph.rules[own[0].rule]
+            found[own[0].index] = enumerate_strategies(rule, axis_sizes, carry=False).keep(np.array([0]))
     return found
 
 

@@ -22,7 +22,7 @@ from .errors import DeviceError, MemoryLimitError, check_divisible
 from .folding import Folded, fold
 from .graph import build_graph
 from .memory import MemoryModel, memory_model
-from .pins import pinned_leaves, pins_possible, undivided, wanted_strategies
+from .pins import left_whole, pinned_leaves, pins_possible, undivided, wanted_strategies
 from .plan import Candidate, LeafLayout, MeshShape, Plan
 from .problem import ClassProblem, build_problem, leaning_to_links
 from .reshard import Machine
@@ -72,6 +72,7 @@ class Setting:
     cluster: Cluster
     limit_bytes: float
     deadline_s: float  # time.perf_counter() value; inf for none
+    whole: frozenset[str]
     phases: Phases = field(compare=False)
 
     @property
@@ -99,7 +100,7 @@ class Outcome:
 
 def make_plan(trace: Trace, cluster: Cluster, *, memory_bytes: float | None = None,
               mesh_shape: tuple[int, ...] | None = None, layout: str = "auto", budget_s: float | None = None,
-              axis_names: tuple[str, ...] | None = None) -> Plan:
+              axis_names: tuple[str, ...] | None = None, whole: frozenset[str] = frozenset()) -> Plan:
     """The best plan of a traced step on a cluster.
 
     Args:
@@ -108,6 +109,7 @@ def make_plan(trace: Trace, cluster: Cluster, *, memory_bytes: float | None = No
       layout: "auto", or the classic layout to be used on every axis.
       budget_s: wall-clock seconds for the search; None is no limit.
       axis_names: of a fixed mesh; by default x, y, z.
+      whole: lines of the step ("file:line") whose operations are not to be split.
 
     Raises:
       MemoryLimitError: nothing fits; says the smallest limit that would do, and what fills the memory.
@@ -124,7 +126,7 @@ def make_plan(trace: Trace, cluster: Cluster, *, memory_bytes: float | None = No
     phases.end("fold")
     limit = float(memory_bytes if memory_bytes is not None else cluster.device.usable_memory_bytes)
     deadline = math.inf if budget_s is None else started + budget_s
-    setting = Setting(trace, folded, roles, cluster, limit, deadline, phases)
+    setting = Setting(trace, folded, roles, cluster, limit, deadline, whole, phases)
     outcomes: list[Outcome] = []
     for shape in _shapes(cluster, mesh_shape, layout):
         names = axis_names or AXIS_NAMES[:len(shape)]
@@ -151,8 +153,8 @@ def _solve_shape(setting: Setting, shape, names, layout: str, before: Sequence[O
     """Candidates of one mesh shape: the classic layouts, then the search if it may still win."""
     machine = Machine(setting.cluster.device, setting.cluster.mesh(shape))
     graph = setting.folded.graph
-    shell = build_problem(setting.folded, machine, pinned_leaves(setting.trace, graph, machine, names),
-                          wanted_strategies(graph, machine, names))
+    wanted = wanted_strategies(graph, machine, names) | left_whole(setting.folded, setting.whole, shape)
+    shell = build_problem(setting.folded, machine, pinned_leaves(setting.trace, graph, machine, names), wanted)
     memory = memory_model(shell, setting.trace)
     setting.phases.end("problem")
     named = named_parts(len(shape))

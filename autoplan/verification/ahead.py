@@ -28,7 +28,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 import numpy as np
 
 from ..cost_models import Cluster, parse_cluster
-from ..errors import PlanError
+from ..errors import CompilerError, PlanError
 from ..executable import build, jit_step
 from ..plan import Plan
 from ..trace import Trace
@@ -65,7 +65,8 @@ def compile_plan(trace: Trace, plan: Plan, *, full: bool = False, timeout_s: flo
       timeout_s: after which compiling is given up.
 
     Raises:
-      PlanError: what the platform needs is not installed, or the program does not compile.
+      CompilerError: the compiler refuses the program.
+      PlanError: what the platform needs is not installed.
     """
     cluster = parse_cluster(plan.cluster)
     platform = cluster.device.platform
@@ -75,7 +76,7 @@ def compile_plan(trace: Trace, plan: Plan, *, full: bool = False, timeout_s: flo
     with tempfile.TemporaryDirectory(prefix="autoplan-verify-") as name:
         folder = Path(name)
         _write_request(folder, trace, plan, cluster)
-        return _compile_in_child(folder, platform, plan.mesh.num_devices, full, timeout_s)
+        return _compile_in_child(folder, platform, plan.mesh.num_devices, full, timeout_s, trace.source)
 
 
 def _cpu_mesh(plan: Plan) -> Mesh | None:
@@ -168,7 +169,8 @@ def _topology(cluster: Cluster) -> tuple[str, dict[str, Any]]:
     return re.sub(r"^\d+ x ", "", cluster.name), options
 
 
-def _compile_in_child(folder: Path, platform: str, num_devices: int, full: bool, timeout_s: float) -> Compilation:
+def _compile_in_child(folder: Path, platform: str, num_devices: int, full: bool, timeout_s: float, source: str
+                      ) -> Compilation:
     start_s = time.perf_counter()
     with (folder / "log.txt").open("w") as log:
         child = subprocess.Popen(
@@ -181,7 +183,7 @@ def _compile_in_child(folder: Path, platform: str, num_devices: int, full: bool,
         try:
             while (done := _answer(folder, platform, full)) is None:
                 if child.poll() is not None and (done := _answer(folder, platform, full)) is None:
-                    raise _failure((folder / "log.txt").read_text(errors="replace"))
+                    raise _failure((folder / "log.txt").read_text(errors="replace"), source)
                 if time.perf_counter() - start_s > timeout_s:
                     raise PlanError(
                         f"compiling must end within {timeout_s:g} s", got="no answer", action="Raise timeout_s"
@@ -237,13 +239,7 @@ def allocated_bytes(assignment: str) -> float:
                      if color in ("", "0") and "thread-local" not in kind))
 
 
-def _failure(log: str) -> PlanError:
-    """What the compiler said, as one line: of an error's traceback, the error."""
-    errors = re.findall(r"^[\w.]*(?:Error|Exception|error): .*$", log, re.MULTILINE)
-    said = errors[-1] if errors else (log.strip().splitlines() or ["nothing"])[-1]
-    if "RESOURCE_EXHAUSTED" in said:
-        return PlanError(
-            "the compiled program must fit the memory", got=said[:400],
-            action="Plan again with a smaller `memory`, or more devices",
-        )  # fmt: skip
-    return PlanError("the emitted program must compile", got=said[:600], action="Report this plan as a bug")
+def _failure(log: str, source: str) -> CompilerError:
+    """What the compiler said: from the last error of the log on (or what killed it), else the last line."""
+    errors = list(re.finditer(r"^(?:[\w.]*(?:Error|Exception|error): |F\d{4} )", log, re.MULTILINE))
+    return CompilerError(log[errors[-1].start() :] if errors else log.rstrip().rpartition("\n")[2], source=source)

@@ -1,4 +1,4 @@
-"""Planning until the compiled program fits.
+"""Planning until the program compiles and fits.
 
 A plan's memory is a prediction. Where the compiled program of the best plan takes more than there is, the search goes
 on with a limit lower by as much as the prediction was wrong.
@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from ..errors import MemoryLimitError
+from ..fallback import Replan, first_that_compiles
 from ..plan import Plan
+from ..trace import Trace
 from ..units import format_bytes
 from .result import Verification
 
@@ -19,30 +22,38 @@ ATTEMPTS = 4
 CAUTION = 1.02
 
 
-def plan_that_fits(plan_within: Callable[[float | None], Plan], verify: Callable[[Plan], Verification]) -> Plan:
-    """The best plan whose compiled program fits, with notes of what compiling showed.
+def plan_that_fits(replan: Replan, verify: Callable[[Plan], Verification], trace: Trace) -> Plan:
+    """The best plan whose program compiles and fits, with notes of what compiling showed.
 
     Args:
-      plan_within: makes the best plan within a memory limit in bytes; None is the limit that the user gave.
+      replan: makes the best plan within limits.
       verify: compiles a plan's program.
 
     Raises:
+      CompilerError: the compiler refuses all plans.
       MemoryLimitError: none of `ATTEMPTS` plans fits, or there is none within a limit that takes the compiler's word.
     """
-    plan = plan_within(None)
+    plan = replan()
     limit, tried = plan.memory_limit_bytes, []
     for _ in range(ATTEMPTS):
-        found = verify(plan)
+        plan, found = first_that_compiles(plan, verify, _at_most(plan.memory_limit_bytes, replan), trace)
         if found.peak_memory_bytes <= limit:
             return replace(plan, memory_limit_bytes=limit, notes=(*plan.notes, *_notes(found, tried)))
         tried.append(found)
         factor = CAUTION * found.peak_memory_bytes / max(plan.peak_memory_bytes, 1.0)
         within = min(limit / factor, plan.peak_memory_bytes * (1 - 1e-3))
         try:
-            plan = plan_within(within)
+            plan = replan(memory_bytes=within)
         except MemoryLimitError as error:
             raise _nothing_fits(limit, tried) from error
     raise _nothing_fits(limit, tried)
+
+
+def _at_most(limit: float, replan: Replan) -> Replan:
+    def within(*, memory_bytes: float | None = None, **asked: Any) -> Plan:
+        return replan(memory_bytes=limit if memory_bytes is None else memory_bytes, **asked)
+
+    return within
 
 
 def _notes(found: Verification, tried: list[Verification]) -> list[str]:

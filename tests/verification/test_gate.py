@@ -31,8 +31,8 @@ def gate(plan, limit, takes):
     """The gate over plans that predict all of their limit, whose programs take `takes` of what is predicted."""
     asked = []
 
-    def plan_within(within):
-        asked.append(limit if within is None else within)
+    def replan(*, memory_bytes=None):
+        asked.append(limit if memory_bytes is None else memory_bytes)
         if asked[-1] < 100:
             raise MemoryLimitError("nothing that small", smallest_bytes=100)
         return replace(plan, memory_limit_bytes=asked[-1], peak_memory_bytes=asked[-1])
@@ -42,7 +42,7 @@ def gate(plan, limit, takes):
         return SimpleNamespace(peak_memory_bytes=peak, fits=peak <= made.memory_limit_bytes, memory_error=0.0,
                                unplanned_share=0.0)  # fmt: skip
 
-    return plan_that_fits(plan_within, verify), asked
+    return plan_that_fits(replan, verify, plan._trace), asked
 
 
 def test_a_plan_that_fits_is_taken(plan):
