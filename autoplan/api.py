@@ -339,7 +339,8 @@ class Traced:
         target = devices.resolve(self.options.cluster)
 
         def executable(plan: Plan) -> Executable:
-            return build(self.trace, plan, devices.run_mesh(target, plan.mesh), target.mesh)
+            mesh = devices.run_mesh(target, plan.mesh)
+            return build(self.trace, plan, mesh, target.mesh, target.cluster.device)
 
         if self.options.plan is not None:
             return plan, executable(plan)

@@ -15,6 +15,7 @@ from jax.extend import core as jex_core
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from . import compat
+from .cost_models import DeviceSpec
 from .emit import emit
 from .errors import CompilerError, DeviceError, check_divisible
 from .plan import Plan
@@ -126,10 +127,13 @@ class Executable:
         return [next(remaining) if i is None else leaves[i] for i in self.trace.kept]
 
 
-def build(trace: Trace, plan: Plan, mesh: Mesh, given: Mesh | None = None) -> Executable:
+def build(
+    trace: Trace, plan: Plan, mesh: Mesh, given: Mesh | None = None, device: DeviceSpec | None = None
+) -> Executable:
     """Compiles a traced step for its plan, on a mesh of automatic axes.
 
     Args:
+      device: what is known of the mesh's devices, so that the compiler keeps to the plan's memory limit.
       given: the mesh that the user gave. If its axes are explicit, results say so, without being moved.
 
     Raises:
@@ -153,13 +157,24 @@ def build(trace: Trace, plan: Plan, mesh: Mesh, given: Mesh | None = None) -> Ex
         jitted, avals = jit_step(trace, plan, mesh)
         lowered = jitted.lower(*avals)
         try:
-            compiled = lowered.compile()
+            compiled = lowered.compile(compiler_options(plan, device) if device else None)
         except jax.errors.JaxRuntimeError as error:
             raise CompilerError(str(error), source=trace.source) from error
     in_shardings = tuple(NamedSharding(mesh, spec) for spec in plan.in_shardings)
     explicit = given is not None and given.axis_types != mesh.axis_types
     labels = [NamedSharding(given, spec) for spec in plan.out_shardings] if explicit else ()
     return Executable(trace, plan, mesh, jitted, compiled, in_shardings, labels)
+
+
+def compiler_options(plan: Plan, device: DeviceSpec) -> dict[str, str]:
+    """What the compiler is told besides the program: to keep to a memory limit that is below the device's own.
+
+    XLA:TPU takes what memory there is, to gather ahead of time and to keep what it could make again; programs that
+    take twice as much as they need are common. GPUs' and CPUs' compilers cannot be told.
+    """
+    if device.platform != "tpu" or plan.memory_limit_bytes >= device.usable_memory_bytes:
+        return {}
+    return {"xla_tpu_max_hbm_size_mib": str(int(plan.memory_limit_bytes / 2**20))}
 
 
 def jit_step(

@@ -29,7 +29,7 @@ import numpy as np
 
 from ..cost_models import Cluster, parse_cluster
 from ..errors import CompilerError, PlanError
-from ..executable import build, jit_step
+from ..executable import build, compiler_options, jit_step
 from ..plan import Plan
 from ..trace import Trace
 
@@ -131,6 +131,7 @@ def _write_request(folder: Path, trace: Trace, plan: Plan, cluster: Cluster) -> 
         "in_specs": [leaf.spec for leaf in plan.inputs],
         "out_specs": [leaf.spec for leaf in plan.outputs],
         "donated": [i for i, leaf in enumerate(trace.inputs) if leaf.donated],
+        "compiler_options": compiler_options(plan, cluster.device),
     }
     (folder / "request.json").write_text(json.dumps(request))
     (folder / "step.bin").write_bytes(_exported(trace, plan, platform))

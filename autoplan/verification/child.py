@@ -42,7 +42,7 @@ def main(folder: Path) -> None:
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
         for aval, sharding in zip(exported.in_avals, in_shardings, strict=True)
     ]
-    compiled = jitted.lower(*avals).compile()
+    compiled = jitted.lower(*avals).compile(compiler_options=request["compiler_options"])
     memory = compiled.memory_analysis()
     sizes = {
         name: getattr(memory, f"{name}_size_in_bytes", 0) for name in ("argument", "output", "alias", "temp")

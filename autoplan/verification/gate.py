@@ -36,7 +36,12 @@ def plan_that_fits(replan: Replan, verify: Callable[[Plan], Verification], trace
     plan = replan()
     limit, tried = plan.memory_limit_bytes, []
     for _ in range(ATTEMPTS):
-        plan, found = first_that_compiles(plan, verify, _at_most(plan.memory_limit_bytes, replan), trace)
+        plan, found = first_that_compiles(
+            plan,
+            lambda made: verify(replace(made, memory_limit_bytes=limit)),
+            _at_most(plan.memory_limit_bytes, replan),
+            trace,
+        )
         if found.peak_memory_bytes <= limit:
             return replace(plan, memory_limit_bytes=limit, notes=(*plan.notes, *_notes(found, tried)))
         tried.append(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 import importlib.util
 import json
 import math
@@ -12,6 +13,8 @@ import jax.numpy as jnp
 import pytest
 
 import autoplan
+from autoplan.cost_models import parse_cluster
+from autoplan.executable import compiler_options
 from autoplan.plan import Collective
 from autoplan.verification import CompiledCollective
 from autoplan.verification.result import unplanned
@@ -133,6 +136,23 @@ def test_more_cpu_devices_than_there_are_in_a_child():
 
 
 @pytest.mark.slow
+def test_the_tpu_compiler_is_told_of_a_limit_below_the_devices_own():
+    device = parse_cluster("v5e:4x4").device
+    plan = plan_for("v5e:4x4", layout="data")
+    assert compiler_options(plan, device) == {}
+    plan = plan_for("v5e:4x4", layout="data", memory="3GiB")
+    assert compiler_options(plan, device) == {"xla_tpu_max_hbm_size_mib": "3072"}
+    assert compiler_options(plan, parse_cluster("8xH100").device) == {}
+
+
+@needs("libtpu", "flatbuffers")
+def test_a_program_that_does_not_fit_is_refused_by_the_tpu_compiler():
+    with pytest.raises(autoplan.CompilerError, match="must fit the memory") as refusal:
+        plan = plan_for("v5e:4x4", layout="data", mesh_shape=(16,))
+        replace(plan, memory_limit_bytes=2**20).with_trace(plan._trace).verify()
+    assert refusal.value.out_of_memory
+
+
 @needs("libtpu", "flatbuffers")
 def test_a_tpu_slice_without_a_tpu():
     verification = plan_for("v5e:4x4", layout="data", mesh_shape=(16,)).verify()
