@@ -174,7 +174,7 @@ def compiler_options(plan: Plan, device: DeviceSpec) -> dict[str, str]:
     """
     if device.platform != "tpu" or plan.memory_limit_bytes >= device.usable_memory_bytes:
         return {}
-    return {"xla_tpu_max_hbm_size_mib": str(int(plan.memory_limit_bytes / 2**20))}
+    return {"xla_tpu_max_hbm_size_mib": str(max(1, int(plan.memory_limit_bytes / 2**20)))}
 
 
 def jit_step(

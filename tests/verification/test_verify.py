@@ -145,11 +145,13 @@ def test_the_tpu_compiler_is_told_of_a_limit_below_the_devices_own():
     assert compiler_options(plan, parse_cluster("8xH100").device) == {}
 
 
+@pytest.mark.slow
 @needs("libtpu", "flatbuffers")
 def test_a_program_that_does_not_fit_is_refused_by_the_tpu_compiler():
+    step = autoplan.parallelize(mlp, cluster="v5e:4x4", layout="data")
+    plan = step.plan({"up": shape(1024, 4096), "down": shape(4096, 1024)}, shape(128, 1024))
     with pytest.raises(autoplan.CompilerError, match="must fit the memory") as refusal:
-        plan = plan_for("v5e:4x4", layout="data", mesh_shape=(16,))
-        replace(plan, memory_limit_bytes=2**20).with_trace(plan._trace).verify()
+        replace(plan, memory_limit_bytes=plan.peak_memory_bytes / 4).with_trace(plan._trace).verify()
     assert refusal.value.out_of_memory
 
 
