@@ -178,7 +178,7 @@ class Parallelized:
         """Traces the step for arrays or `ShapeDtypeStruct`s.
 
         Raises:
-          StateError: the state comes back in another form.
+          StateError: donated state comes back in another form.
           PinError: `in_shardings` does not match the arguments, or `out_shardings` the result.
         """
         return Traced(
@@ -393,9 +393,10 @@ def _mesh_of_program(trace: Trace, target: devices.Target, options: Options) -> 
     fits = own.num_devices == target.cluster.num_devices and options.mesh_shape in (None, sizes)
     if not fits or given not in (None, own):
         raise PinError(
-            "constraints and `shard_map`s in a step name the mesh that it is planned for",
+            "constraints, `shard_map`s and planned steps inside a step name the mesh that it is planned for",
             got=f"({own}) in the step, and {f'({given})' if given else target.cluster.name} to plan for",
-            action="Pass that mesh as `cluster=`, or a cluster of as many devices and no mesh_shape",
+            action="Pass that mesh as `cluster=`, or a cluster of as many devices and no mesh_shape; plan inner steps "
+            "for the same mesh, or leave them plain",
             source=trace.source,
         )
     return own

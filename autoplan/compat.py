@@ -239,6 +239,12 @@ def automatic_mesh() -> contextlib.AbstractContextManager:
     return jax.sharding.use_abstract_mesh(same)
 
 
+def memory_kind(aval: Any) -> str | None:
+    """The kind of memory that a value has asked for ("pinned_host"), None for the device's own. The space is a public
+    enum (`jax.memory.Space`), and so is `memory_kind=`; a `NamedSharding` that takes the space would replace this."""
+    return "pinned_host" if getattr(aval, "memory_space", None) == jax.memory.Space.Host else None
+
+
 # ---------------------------------------------------------------------------------------------------------
 # Shardy's op sharding rules
 

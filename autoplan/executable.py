@@ -8,16 +8,17 @@ looked after from then on. Calls that fit cost one flatten, one dispatch and one
 from __future__ import annotations
 
 from collections.abc import Sequence
+import functools
 from typing import Any
 
 import jax
 from jax.extend import core as jex_core
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from . import compat
 from .cost_models import DeviceSpec
 from .emit import emit
-from .errors import CompilerError, DeviceError, check_divisible
+from .errors import CompilerError, DeviceError, PlanError, check_divisible
 from .plan import Plan
 from .trace import Trace
 
@@ -92,7 +93,7 @@ class Executable:
                     f"the step {self.trace.name} made a NaN or an infinity; run it under jax.disable_jit() to see where"
                 ) from error
             raise
-        if self._labels:
+        if self._labels and not any(isinstance(x, jax.core.Tracer) for x in outputs):
             outputs = jax.device_put(outputs, self._labels)
         return self._with_kept(outputs, leaves) if self._keeps else outputs
 
@@ -105,7 +106,7 @@ class Executable:
         if not fits:
             raise OtherTypes from None
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            return self.jitted(*leaves, *self.consts)
+            return self._run_traced(leaves)
         misplaced = {
             i for i, leaf in enumerate(leaves) if _is_misplaced(leaf, self.in_shardings[i])
         } - self._placed
@@ -115,6 +116,45 @@ class Executable:
         for i in misplaced:
             leaves[i] = self._place(i, leaves[i])
         return self.compiled(*leaves, *self.consts)
+
+    def _run_traced(self, leaves: list[Any]) -> Sequence[Any]:
+        """Runs leaves some of which are tracers, of `jax.grad`, `jax.vmap`, an outer `jax.jit` and the like.
+
+        What a tracer stands for may lie on other devices, which it does not tell: it is moved when JAX refuses it; to
+        every device whole, for under `jax.vmap` it has a dim that is not known here.
+        """
+        placed = [x if isinstance(x, jax.core.Tracer) else self._place(i, x) for i, x in enumerate(leaves)]
+        try:
+            return self._transform(placed, self.plan.out_shardings)
+        except ValueError as error:
+            whole = NamedSharding(self.mesh, PartitionSpec())
+            moved = [jax.device_put(x, whole) if isinstance(x, jax.core.Tracer) else x for x in placed]
+            try:
+                return self._transform(moved, [PartitionSpec()] * len(self.plan.outputs))
+            except ValueError:
+                raise error from None
+
+    def _transform(self, leaves: list[Any], explicit: Sequence[PartitionSpec]) -> Sequence[Any]:
+        """`explicit`: layouts of the results, of which types speak under a mesh with explicit axes."""
+        call = self._transformable
+        if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:
+            call = jax.sharding.auto_axes(call, out_sharding=list(explicit))
+        return call(*leaves, *self.consts)
+
+    @functools.cached_property
+    def _transformable(self) -> Any:
+        """The step with its layouts as constraints: those of `jax.jit` refuse what transformations pass them, such as
+        cotangents that lie otherwise."""
+        program = jex_core.jaxpr_as_fun(emit(self.trace, self.plan, self.mesh))
+        inputs = [NamedSharding(self.mesh, spec) for spec in self.plan.in_shardings]
+        outputs = _out_shardings(self.trace, self.plan, self.mesh)
+
+        def step(*leaves: Any) -> list[Any]:
+            leaves = map(jax.lax.with_sharding_constraint, leaves, inputs)
+            return list(map(jax.lax.with_sharding_constraint, program(*leaves), outputs))
+
+        step.__name__ = step.__qualname__ = self.trace.name
+        return jax.jit(step)
 
     def _place(self, i: int, leaf: Any) -> Any:
         sharding = self.in_shardings[i]
@@ -155,7 +195,15 @@ def build(
         )
     with compat.automatic_mesh():
         jitted, avals = jit_step(trace, plan, mesh)
-        lowered = jitted.lower(*avals)
+        try:
+            lowered = jitted.lower(*avals)
+        except ValueError as error:
+            if "ordered effects" not in str(error):
+                raise
+            raise PlanError(
+                "the effects of a step on several devices are not ordered", got=str(error),
+                action="Leave `ordered=True` out of jax.debug.print and the like", source=trace.source,
+            ) from error  # fmt: skip
         try:
             compiled = lowered.compile(compiler_options(plan, device) if device else None)
         except jax.errors.JaxRuntimeError as error:
@@ -190,7 +238,7 @@ def jit_step(
     jitted = jax.jit(
         step,
         in_shardings=tuple(NamedSharding(mesh, spec) for spec in plan.in_shardings),
-        out_shardings=[NamedSharding(mesh, spec) for spec in plan.out_shardings],
+        out_shardings=_out_shardings(trace, plan, mesh),
         donate_argnums=tuple(i for i, leaf in enumerate(trace.inputs) if donate and leaf.donated),
     )
     avals = [
@@ -198,6 +246,12 @@ def jit_step(
         for aval in trace.jaxpr.in_avals
     ]
     return jitted, avals
+
+
+def _out_shardings(trace: Trace, plan: Plan, mesh: Mesh | AbstractMesh) -> list[NamedSharding]:
+    """Of the results, in the memory that the step puts them in."""
+    outputs = zip(plan.out_shardings, trace.jaxpr.out_avals, strict=True)
+    return [NamedSharding(mesh, spec, memory_kind=compat.memory_kind(aval)) for spec, aval in outputs]
 
 
 def leaf_types(leaves: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:

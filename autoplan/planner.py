@@ -297,7 +297,7 @@ def _plan(setting: Setting, best: Outcome, outcomes: Sequence[Outcome], layout: 
         communication_time_s=communication_s, peak_memory_bytes=scored.peak_memory_bytes,
         memory_limit_bytes=setting.limit_bytes, inputs=inputs, outputs=outputs, state_pairs=trace.state_pairs,
         collectives=moved, candidates=candidates, constraints=placed, cost_sources=setting.cluster.describe_sources(),
-        notes=(*setting.folded.graph.notes, *_whole_batch_notes(setting, inputs),
+        notes=(*trace.notes, *setting.folded.graph.notes, *_whole_batch_notes(setting, inputs),
                *dict.fromkeys(undivided(setting.folded.graph, dict(zip(names, best.shape))))))
 
 

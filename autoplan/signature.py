@@ -40,12 +40,26 @@ class Signature:
         )
 
     def static(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-        """The static arguments, with their places and types (1, 1.0 and True are equal, but not the same)."""
+        """The static arguments, with their places and types (1, 1.0 and True are equal, but not the same).
+
+        Raises:
+          ValueError: one of them is not hashable.
+        """
         named = sorted(key for key in kwargs if key in self.static_argnames)
-        return (
+        static = (
             tuple((i, type(arg), arg) for i, arg in enumerate(args) if i in self.static_argnums),
             tuple((key, type(kwargs[key]), kwargs[key]) for key in named),
         )
+        try:
+            hash(static)
+        except TypeError as error:
+            values = [*((self.argument_name(i), arg) for i, _, arg in static[0]), *((k, v) for k, _, v in static[1])]
+            name, value = next((name, value) for name, value in values if not _is_hashable(value))
+            raise ValueError(
+                f"{name}: static arguments must be hashable; got {value!r} of type {type(value).__name__}. Pass a "
+                "tuple for a list, or make the argument an array"
+            ) from error
+        return static
 
     def donated(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -65,6 +79,14 @@ class Signature:
     def dynamic_names(self, num_args: int) -> list[str]:
         """The names of the positional arguments that are not static."""
         return [self.argument_name(i) for i in range(num_args) if i not in self.static_argnums]
+
+
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 def signature_of(

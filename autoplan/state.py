@@ -1,14 +1,16 @@
 """Which results of a step are the new values of which arguments.
 
 The state of a training step goes in and comes out: `state` and `new_state`, or `params, opt_state` and their
-new values. Leaves are paired so that planning gives both ends the same layout, and a step that returns its
-state in another form is refused before anything runs.
+new values. Leaves are paired so that planning gives both ends the same layout.
 
 Arguments and results are taken as trees of paths. A subtree of the arguments is paired with one of the
 results that has the same paths below it with the same shapes and dtypes, the largest first. Among equals,
 names decide, then positions. A single array needs more evidence than its shape: to be donated; or to have the
 argument's name, or its position (all arguments before it are paired too), and be a key, or computed from the
 argument element by element, or be the first where no argument is a container. Weak types do not count.
+
+What comes back in another form is no state. Of a donated argument that is refused: its memory would be given away for
+nothing, and a second call would take other types. Of others it is noted, where it looks like an oversight.
 """
 
 from __future__ import annotations
@@ -63,26 +65,28 @@ class _Node:
 
 def find_pairs(
     inputs: Sequence[Entry], outputs: Sequence[Entry], is_update: Callable[[int, int], bool]
-) -> tuple[tuple[int, int], ...]:
-    """Pairs (index of an input, index of an output) of state leaves, in the order of the inputs; each used
-    once.
+) -> tuple[tuple[tuple[int, int], ...], tuple[str, ...]]:
+    """Pairs (index of an input, index of an output) of state leaves, in the order of the inputs, each used once; and
+    notes on arguments that look like state and come back in another form.
 
     Args:
       is_update: whether an output is computed from an input element by element.
 
     Raises:
-      StateError: an argument that is donated, or evidently state, comes back with other paths, shapes or
-        dtypes.
+      StateError: an argument that is donated comes back with other paths, shapes or dtypes.
     """
     forms: dict[Any, int] = {}
     arguments = _tree((), inputs, forms).children
     result = _tree((), outputs, forms)
     result = result.children[0] if len(result.children) == 1 else result
     partner, in_parts = _match(arguments, result, inputs, is_update)
-    for position, argument in enumerate(arguments):
-        if argument.start in in_parts:
-            _check_returned(position, argument, result, inputs, outputs, partner)
-    return tuple(sorted(partner.items()))
+    notes = [
+        note
+        for position, argument in enumerate(arguments)
+        if argument.start in in_parts
+        for note in _check_returned(position, argument, result, inputs, outputs, partner)
+    ]
+    return tuple(sorted(partner.items())), tuple(notes)
 
 
 def check_kept(before: Sequence[Entry], after: Sequence[Entry]) -> None:
@@ -206,8 +210,8 @@ def _check_returned(
     inputs: Sequence[Entry],
     outputs: Sequence[Entry],
     partner: dict[int, int],
-) -> None:
-    """Raises StateError if the argument evidently comes back as some result, in another form."""
+) -> Iterator[str]:
+    """Notes on an argument that evidently comes back as some result, in another form; a StateError if it is donated."""
     before = {inputs[i].keys[1:]: inputs[i] for i in range(argument.start, argument.stop)}
     taken = set(partner.values()) - {partner.get(i) for i in range(argument.start, argument.stop)}
     for node in [result, *result.children]:
@@ -215,8 +219,14 @@ def _check_returned(
             continue
         depth = len(node.keys)
         after = {outputs[i].keys[depth:]: outputs[i] for i in range(node.start, node.stop)}
-        if _is_evident(position, node, before, after):
-            _refuse_difference(before, after, "".join(node.keys))
+        if not _is_evident(position, node, before, after):
+            continue
+        problems, first = _differences(before, after, "".join(node.keys))
+        if problems and any(entry.donated for entry in before.values()):
+            _refuse(problems, first)
+        if problems:
+            name = inputs[argument.start].keys[0]
+            yield f"{name} comes back in another form: {_some(problems)}; if it is state, each form is planned anew"
 
 
 def _is_evident(position: int, node: _Node, before: dict[Keys, Entry], after: dict[Keys, Entry]) -> bool:
@@ -238,7 +248,8 @@ def _is_evident(position: int, node: _Node, before: dict[Keys, Entry], after: di
     return 2 * same >= most or same_shapes
 
 
-def _refuse_difference(before: dict[Keys, Entry], after: dict[Keys, Entry], root: str) -> None:
+def _differences(before: dict[Keys, Entry], after: dict[Keys, Entry], root: str) -> tuple[list[str], Entry | None]:
+    """What differs, in words, and the first leaf concerned."""
     problems = [f"{before[k].path} is not in {root}" for k in before if k not in after]
     problems += [f"{after[k].path} was not in the argument" for k in after if k not in before]
     problems += [
@@ -246,19 +257,20 @@ def _refuse_difference(before: dict[Keys, Entry], after: dict[Keys, Entry], root
         for k in before
         if k in after and str(before[k]) != str(after[k])
     ]
-    if problems:
-        first = next((before[k] for k in before if k not in after or str(before[k]) != str(after[k])), None)
-        _refuse(problems, first)
+    first = next((before[k] for k in before if k not in after or str(before[k]) != str(after[k])), None)
+    return problems, first
+
+
+def _some(problems: Sequence[str]) -> str:
+    shown = "; ".join(problems[:_SHOWN])
+    return shown if len(problems) <= _SHOWN else f"{shown}; and {len(problems) - _SHOWN} more"
 
 
 def _refuse(problems: Sequence[str], first: Entry | None) -> None:
-    shown = "; ".join(problems[:_SHOWN])
-    if len(problems) > _SHOWN:
-        shown += f"; and {len(problems) - _SHOWN} more"
     where = {} if first is None else {"path": first.path, "shape": first.shape, "dtype": first.dtype}
     raise StateError(
         "a step must return its state with the structure, shapes and dtypes that it took",
-        got=shown,
+        got=_some(problems),
         action="Return every leaf under its own path, cast back with `.astype` where its dtype changed",
         **where,
     )

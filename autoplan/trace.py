@@ -61,6 +61,7 @@ class Trace:
       has_objects: whether there are NNX objects among the arguments or in the result.
       mesh_axes: (name, size) of the axes of the mesh that constraints and `shard_map`s in the program name; () if
         none does.
+      notes: what the user should know of it.
     """
 
     jaxpr: jex_core.ClosedJaxpr
@@ -76,6 +77,7 @@ class Trace:
     kept: tuple[int | None, ...] = field(default=(), repr=False)
     has_objects: bool = False
     mesh_axes: tuple[tuple[str, int], ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def trace_step(
@@ -97,7 +99,7 @@ def trace_step(
         prefixes of the positional arguments and of the result, of `PartitionSpec`s, `NamedSharding`s and None.
 
     Raises:
-      StateError: the state comes back in another form.
+      StateError: donated state comes back in another form.
       PinError: the pins do not match the arguments or the result, or the program names several meshes.
     """
     signature = signature_of(fun, static_argnums, static_argnames, donate_argnums, donate_argnames)
@@ -138,6 +140,7 @@ class _Traced:
     objects_given: bool = False
     has_objects: bool = False
     pairs: tuple[tuple[int, int], ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def returned_keys(self) -> list[nnx.Keys]:
@@ -189,7 +192,7 @@ def _trace(
             donate_argnums=sorted(n for n in signature.donate_argnums if n < num_args),
             donate_argnames=sorted(name for name in signature.donate_argnames if name in kwargs),
         ).trace(*pure_args, **pure_kwargs)
-    found.pairs = _find_pairs(found)
+    found.pairs, found.notes = _find_pairs(found)
     return found
 
 
@@ -235,8 +238,8 @@ def _argument_keys(keys: Sequence[nnx.Keys], names: Sequence[str]) -> list[nnx.K
     return [(names[int(key[1][1:-1])] if key[0] == "[0]" else key[1][2:-2], *key[2:]) for key in keys]
 
 
-def _find_pairs(found: _Traced) -> tuple[tuple[int, int], ...]:
-    """State pairs: exact for NNX objects, which keep their paths; by `state.find_pairs` for the rest."""
+def _find_pairs(found: _Traced) -> tuple[tuple[tuple[int, int], ...], tuple[str, ...]]:
+    """State pairs, and notes: exact for NNX objects, which keep their paths; by `state.find_pairs` for the rest."""
     inputs = [
         state.Entry(keys, tuple(aval.shape), aval.dtype, info.donated)
         for keys, aval, info in zip(
@@ -254,10 +257,10 @@ def _find_pairs(found: _Traced) -> tuple[tuple[int, int], ...]:
     objects = {i for i, _ in pairs} | {i for i in found.kept if i is not None}
     rest = [i for i in range(len(inputs)) if i not in objects]
     is_update = update_finder(found.stage.jaxpr)
-    others = state.find_pairs(
+    others, notes = state.find_pairs(
         [inputs[i] for i in rest], outputs[split:], lambda i, j: is_update(rest[i], split + j)
     )
-    return tuple(sorted(pairs + [(rest[i], split + j) for i, j in others]))
+    return tuple(sorted(pairs + [(rest[i], split + j) for i, j in others])), notes
 
 
 def _strengthened(found: _Traced) -> dict[int, jax.ShapeDtypeStruct] | None:
@@ -325,6 +328,7 @@ def _build(
         found.kept,
         found.has_objects,
         mesh_axes,
+        found.notes,
     )
 
 

@@ -11,6 +11,8 @@ from jax.experimental import io_callback
 from jax.experimental import pallas as pl
 from jax.experimental.custom_partitioning import custom_partitioning
 import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
@@ -28,6 +30,10 @@ def check(step, *args, tolerance: float = 1e-4, **options) -> autoplan.Plan:
             np.asarray(got, np.float32), np.asarray(want, np.float32), rtol=tolerance, atol=tolerance
         )
     return planned.plan(*args)
+
+
+def assert_close(got, want) -> None:
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3), got, want)
 
 
 def test_effects_stay_and_in_order() -> None:
@@ -206,3 +212,64 @@ def test_arguments_may_lie_on_different_devices() -> None:
     np.testing.assert_allclose(
         autoplan.parallelize(lambda w, x: x @ w, cluster="cpu:8")(w, x), X @ W, rtol=1e-3, atol=1e-3
     )
+
+
+def planned(w, x):
+    return jnp.tanh(x @ w)
+
+
+COMMITTED = {
+    "another layout": lambda x: jax.device_put(x, NamedSharding(jax.make_mesh((8,), ("q",)), P(None, "q"))),
+    "another device": lambda x: jax.device_put(x, jax.devices()[5]),
+}
+
+
+@pytest.mark.parametrize("where", COMMITTED)
+def test_transformations_of_a_step_take_arrays_that_lie_elsewhere(where) -> None:
+    step, x = autoplan.parallelize(planned, cluster="cpu:8", layout="data"), COMMITTED[where](X)
+    w = COMMITTED[where](W)
+    want = jax.grad(lambda w, x: planned(w, x).sum(), argnums=(0, 1))(W, X)
+    assert_close(jax.grad(lambda w: step(w, x).sum())(W), want[0])
+    assert_close(jax.grad(lambda w, x: step(w, x).sum(), argnums=(0, 1))(w, x), want)
+    assert_close(jax.vmap(lambda w: step(w, x))(jnp.stack([W, W])), jnp.stack([planned(W, X)] * 2))
+
+
+def test_planned_steps_of_different_layouts_are_differentiated_together() -> None:
+    first, second = (autoplan.parallelize(planned, cluster="cpu:8", layout=name) for name in ("data", "tensor"))
+    got = jax.grad(lambda w: second(w, first(w, X)).sum())(W)
+    assert_close(got, jax.grad(lambda w: planned(w, planned(w, X)).sum())(W))
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_transformations_under_a_mesh_that_is_set(kind) -> None:
+    mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(kind, kind))
+    with jax.set_mesh(mesh):
+        step, w = autoplan.parallelize(planned), jax.device_put(W, NamedSharding(mesh, P(None, "b")))
+        got = (
+            jax.jit(lambda w, x: 2 * step(w, x))(w, X),
+            jax.grad(lambda w: step(w, X).sum())(w),
+            jax.vmap(lambda w: step(w, X))(jnp.stack([W, W])),
+        )
+        got = jax.tree.map(np.asarray, got)
+    want = 2 * planned(W, X), jax.grad(lambda w: planned(w, X).sum())(W), jnp.stack([planned(W, X)] * 2)
+    assert_close(got, want)
+
+
+def test_results_stay_in_the_memory_that_the_step_puts_them_in() -> None:
+    step = autoplan.parallelize(lambda x: jax.device_put(x * 2, jax.memory.Space.Host), cluster="cpu:8")
+    assert step(X).sharding.memory_kind == "pinned_host"
+    assert_close(step(X), 2 * X)
+
+
+def test_ordered_effects_on_several_devices_are_refused() -> None:
+    def step(x):
+        jax.debug.print("sum {}", x.sum(), ordered=True)
+        return 2 * x
+
+    with pytest.raises(autoplan.PlanError, match="not ordered.*ordered=True"):
+        autoplan.parallelize(step, cluster="cpu:8")(X)
+
+
+def test_static_arguments_are_hashable_as_for_jit() -> None:
+    with pytest.raises(ValueError, match="options: static arguments must be hashable"):
+        autoplan.parallelize(lambda x, options: x, cluster="cpu:8", static_argnums=1)(X, [1, 2])

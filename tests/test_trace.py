@@ -194,17 +194,34 @@ def state_of(dtype=jnp.float32) -> State:
 )
 def test_a_state_in_another_form_is_refused(change, words):
     with pytest.raises(StateError) as caught:
-        trace_step(lambda state, x: (change(state), x.sum()), (state_of(), X))
+        trace_step(lambda state, x: (change(state), x.sum()), (state_of(), X), donate_argnums=0)
     for word in words:
         assert word in str(caught.value)
+    (note,) = trace_step(lambda state, x: (change(state), x.sum()), (state_of(), X)).notes
+    assert words[0] in note and words[-1] in f"{note} astype"
 
 
-def test_a_dict_state_that_changes_dtype_is_refused():
+def test_a_dict_state_that_changes_dtype_is_refused_if_it_is_donated_and_noted_if_not():
     def halve(params, x):
         return {"w": params["w"].astype(jnp.bfloat16), "b": params["b"] + x.sum()}
 
     with pytest.raises(StateError, match=r"params\['w'\].*bfloat16"):
-        trace_step(halve, ({"w": W, "b": B}, X))
+        trace_step(halve, ({"w": W, "b": B}, X), donate_argnums=0)
+    trace = trace_step(halve, ({"w": W, "b": B}, X))
+    assert len(trace.state_pairs) == 1 and "params['w'] went in as float32[16, 16]" in trace.notes[0]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda b: {"x": b["x"] * 2},
+        lambda b: {"x": b["x"].astype(jnp.bfloat16), "y": b["y"]},
+        lambda b: {k: v.reshape(-1) for k, v in b.items()},
+        lambda b: [b["x"]],
+    ],
+)
+def test_results_may_resemble_a_batch(step):
+    assert trace_step(step, ({"x": X, "y": X},)).outputs
 
 
 def test_a_donated_array_that_changes_dtype_is_refused():
