@@ -56,8 +56,10 @@ def _row(layout: str, predicted_s: float, true_s: float) -> dict:
 
 def test_criteria_are_of_the_rows():
     rows = [_row("data", 1.0, 1.1), _row("fsdp", 2.0, 2.0), _row("tensor", 3.0, 3.3), _row("auto", 1.0, 1.2)]
+    rows = [row | {"compiles_tight": row["layout"] != "tensor"} for row in rows]
     found = {c.name: c for c in fidelity.criteria([*rows, {"error": "crashed", "layout": "auto"}])}
     assert found["memory, worst error"].value == pytest.approx(0.1)
+    assert found["compile into 1.15 x the predicted memory, share"].value == 0.75
     assert found["bytes by kind of collective, median error"].value == pytest.approx(0.01)  # the tiny kind is left out
     assert found["auto over the fastest classic layout, compiled, worst"].value == pytest.approx(1.2 / 1.1)
     assert "MISSED" in str(found["auto over the fastest classic layout, compiled, worst"])
